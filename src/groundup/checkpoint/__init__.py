@@ -1,0 +1,1 @@
+"""Models on disk: groundup's own checkpoints, and the formats of others."""

@@ -1,0 +1,41 @@
+"""What the command line hands to the training loop: evaluation and generation on the model as it is."""
+
+from groundup.checkpoint.loaded import LoadedModel
+from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths
+from groundup.inference.engine import Engine
+from groundup.inference.sampler import Sampling
+from groundup.tokens.dataset import TokenDataset
+from groundup.train.build import Run
+
+
+def evaluate(run: Run, dataset: TokenDataset, num_batches: int) -> Evaluation:
+    """Loss over the first ``num_batches`` micro-batches of a split in file order; 0 for all of it."""
+    config = run.config
+    with run.precision.autocast():
+        return perplexity(
+            run.state.model,
+            config.model,
+            dataset.tokens,
+            byte_lengths=token_byte_lengths(run.tokenizer),
+            sequence_length=config.data.sequence_length,
+            batch_size=config.micro_batch_size,
+            max_tokens=num_batches * config.micro_batch_size * config.data.sequence_length,
+        )
+
+
+def complete(run: Run) -> str:
+    """A completion of ``config.sample.prompt``."""
+    config = run.config.sample
+    loaded = LoadedModel(
+        config=run.config.model,
+        model=run.state.model,
+        tokenizer=run.tokenizer,
+        source=run.config.run_dir,
+    )
+    generation = Engine(loaded).generate(
+        [run.tokenizer.encode(config.prompt) or [run.tokenizer.end_of_document_id]],
+        sampling=Sampling(temperature=config.temperature),
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=(run.tokenizer.end_of_document_id,),
+    )[0]
+    return generation.text

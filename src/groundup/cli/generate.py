@@ -1,0 +1,168 @@
+"""``groundup generate``."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from groundup.checkpoint.loaded import LoadedModel
+    from groundup.inference.engine import Engine, FinishReason
+    from groundup.inference.sampler import Sampling
+
+
+def generate(
+    path: Path,
+    *,
+    prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    prompt_file: Path | None = None,
+    max_new_tokens: int = 128,
+    temperature: float = 0.8,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    num_samples: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> None:
+    """Complete a prompt; the prompt and its completion go to stdout as they come.
+
+    A text ends where the model ends the document, after --max-new-tokens, or where the model's context
+    is full (it does not slide). Without a prompt, it is read from stdin; on a terminal, groundup asks
+    for one prompt after another until `stop` or end-of-file. The same seed gives the same text.
+
+    For example:
+
+        groundup generate runs/quickstart/model --prompt 'def hello_world():'
+        groundup generate gpt2 --prompt-file story.txt --temperature 0.9 --top-p 0.95 --num-samples 3
+        groundup generate runs/a --prompt 'Once upon a time' --temperature 0
+
+    Args:
+        path: A run folder, one of its checkpoints, or a Hugging Face folder.
+        prompt: The text to go on from; '' begins a new document.
+        prompt_file: A file whose whole content is the prompt.
+        max_new_tokens: The most that is added.
+        temperature: Above 1 wilder, below 1 safer, 0 always the most probable token.
+        top_k: Draw among the k most probable tokens; 0: among all.
+        top_p: Draw among the most probable tokens that together have this probability; 1: among all.
+        seed: Of the draws; sample i draws with seed + i.
+        num_samples: How many completions of the prompt.
+        device: Where to compute; auto takes a GPU where there is one.
+    """
+    from groundup.checkpoint.open import open_model
+    from groundup.core.config import from_dict
+    from groundup.core.errors import ConfigError
+    from groundup.inference.engine import Engine
+    from groundup.inference.sampler import Sampling
+    from groundup.train.hardware import choose_device
+
+    if prompt is not None and prompt_file is not None:
+        raise ConfigError("--prompt and --prompt-file are both given", fix="Give one of them.")
+    if max_new_tokens < 1 or num_samples < 1:
+        raise ConfigError("--max-new-tokens and --num-samples are 1 or more")
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling = from_dict(Sampling, settings, where="command line")
+    if num_samples > 1 and temperature == 0:
+        raise ConfigError(
+            f"at temperature 0 all {num_samples} samples are the same text",
+            fix="Leave out --num-samples, or raise --temperature.",
+        )
+    if prompt_file is not None:
+        prompt = _read_prompt(prompt_file)
+    if prompt is None and not sys.stdin.isatty():
+        prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
+        if not prompt:
+            raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
+    loaded = open_model(path, device=choose_device(device))
+    engine = Engine(loaded)
+    if prompt is None:
+        _converse(engine, loaded, sampling, max_new_tokens, seed, num_samples)
+    else:
+        _complete(engine, loaded, prompt, sampling, max_new_tokens, seed, num_samples)
+
+
+def _read_prompt(path: Path) -> str:
+    from groundup.core.errors import DataError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"cannot read the prompt ({error})", where=path, fix="Give a UTF-8 text file."
+        ) from None
+
+
+def _converse(
+    engine: "Engine",
+    loaded: "LoadedModel",
+    sampling: "Sampling",
+    max_new_tokens: int,
+    seed: int,
+    num_samples: int,
+) -> None:
+    """Completes prompts from the terminal, each by itself, until `stop` or end-of-file."""
+    import readline  # noqa: F401  # gives `input` its line editing
+
+    from groundup.core.errors import DataError
+
+    print("Type a prompt; `stop` or Ctrl-D ends.", file=sys.stderr)
+    while True:
+        try:
+            prompt = input("prompt> ")
+        except EOFError:
+            print()
+            return
+        if prompt.strip() == "stop":
+            return
+        if not prompt:
+            continue
+        try:
+            _complete(engine, loaded, prompt, sampling, max_new_tokens, seed, num_samples)
+        except DataError as error:
+            print(error, file=sys.stderr)
+        seed += num_samples  # the same prompt again gives another text
+
+
+def _complete(
+    engine: "Engine",
+    loaded: "LoadedModel",
+    prompt: str,
+    sampling: "Sampling",
+    max_new_tokens: int,
+    seed: int,
+    num_samples: int,
+) -> None:
+    ids = prompt_ids(loaded, prompt)
+    stop_ids = (loaded.tokenizer.end_of_document_id,)
+    if num_samples == 1:
+        pieces = engine.stream(
+            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
+        )
+        print(prompt, end="", flush=True)
+        for piece in pieces:
+            print(piece.text, end="", flush=True)
+            if piece.finished:
+                print()
+                _say_if_full([piece.finished], loaded)
+        return
+    generations = engine.generate(
+        [ids] * num_samples, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
+    )
+    for number, generation in enumerate(generations, 1):
+        print(f"--- sample {number} of {num_samples}\n{prompt}{generation.text}")
+    _say_if_full([generation.finished for generation in generations], loaded)
+
+
+def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
+    """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
+    from groundup.checkpoint.huggingface import begin_id
+
+    return [*loaded.prompt_prefix, *loaded.tokenizer.encode(prompt)] or [begin_id(loaded)]
+
+
+def _say_if_full(reasons: "Sequence[FinishReason]", loaded: "LoadedModel") -> None:
+    from groundup.core.log import logger
+
+    if "context" in reasons:
+        logger.info("ended: the model's context of %d tokens is full", loaded.config.max_sequence_length)

@@ -1,0 +1,188 @@
+"""``groundup quickstart``: every stage in a row, each by the function behind its own verb."""
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from groundup.corpus.report import CorpusReport
+    from groundup.tokens.tokenizer import Tokenizer
+    from groundup.train.config import TrainConfig
+
+_PROMPT = "def hello_world():"
+_NEW_TOKENS = 96
+_FEWEST_PARTS = 200
+_LONGEST_PART = 20_000
+
+
+def quickstart(
+    *overrides: str,
+    corpus: Path | None = None,
+    key: str = "text",
+    out: Path = Path("quickstart"),
+    prompt: str = "",
+) -> None:
+    """Raw text to a trained, evaluated, talking model: the whole way in minutes, with nothing to download.
+
+    Collects documents (by default the standard library of this Python, so that the model learns Python),
+    cleans them, drops exact duplicates, trains a tokenizer, tokenizes, trains a small GPT-2, validates
+    it, exports a Hugging Face folder and completes a prompt. Stop it at any point with Ctrl-C; the same
+    command continues where it was.
+
+    For example:
+
+        groundup quickstart
+
+        groundup quickstart --corpus my-texts/ --prompt "Once upon a time" num_steps=3000
+
+    Args:
+        overrides: Settings of the training as dotted.key=value, see `groundup train`.
+        corpus: A folder, a .txt, or a .jsonl (also .gz, .zst) to learn from instead.
+        key: The JSON field that holds the text.
+        out: The folder to write.
+        prompt: What the trained model completes; by default one that suits the corpus.
+    """
+    import torch
+
+    from groundup.checkpoint.huggingface import write_huggingface
+    from groundup.checkpoint.open import open_model
+    from groundup.cli.train import run_training
+    from groundup.core.log import logger
+    from groundup.tokens.build import build_tokens
+
+    preset = "small" if torch.cuda.is_available() else "tiny"
+
+    logger.info("[1/6] corpus: %s", corpus or "the standard library of this Python")
+    report = _collect(corpus, key, out / "corpus")
+    prompt = prompt or (_first_words(report) if corpus else _PROMPT)
+    logger.info("[2/6] tokenizer: byte-level BPE")
+    tokenizer = _tokenizer(report, preset, out / "tokenizer")
+    logger.info("[3/6] tokens: .bin and .idx in Megatron-LM's format")
+    prefix = build_tokens([report.documents_path], out / "tokens", tokenizer).prefixes["text"]
+    logger.info("[4/6] training: preset %s", preset)
+    config = _train_config(preset, out / "run", prefix, tokenizer, overrides)
+    results = run_training(config)
+    logger.info("[5/6] export: a Hugging Face folder")
+    loaded = open_model(config.run_dir, device=torch.device("cpu"))
+    write_huggingface(loaded, out / "huggingface")
+    logger.info("[6/6] generation: completing %r", prompt)
+    print(
+        _last_screen(out, config, report, prompt, _completion(loaded, prompt), results["validation"], preset)
+    )
+
+
+def _collect(corpus: Path | None, key: str, folder: Path) -> "CorpusReport":
+    from groundup.corpus.build import CorpusConfig, build_corpus
+    from groundup.corpus.sources import find_source_files
+
+    if corpus is None:
+        return build_corpus(CorpusConfig(output_dir=folder, python_library=True))
+    # Books are cut into parts, so that there is something to shuffle and to hold out.
+    size_bytes = sum(file.size_bytes for file in find_source_files([corpus]))
+    part = min(_LONGEST_PART, max(1, size_bytes // _FEWEST_PARTS))
+    return build_corpus(CorpusConfig(output_dir=folder, sources=(corpus,), text_key=key, cut_characters=part))
+
+
+def _texts(report: "CorpusReport") -> Iterator[str]:
+    from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+    from groundup.corpus.read import read_documents
+
+    strict = BadRecords(BadRecordPolicy(action="fail"))
+    return (document.text for document in read_documents([report.documents_path], bad_records=strict))
+
+
+def _first_words(report: "CorpusReport") -> str:
+    """A prompt in the corpus's own language: the beginning of its first document."""
+    return next(_texts(report)).lstrip()[:20].splitlines()[0].rstrip()
+
+
+def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer":
+    """The tokenizer of this corpus: found in the folder, or trained, with fewer ids if the text is small."""
+    from groundup.core.log import logger
+    from groundup.core.manifest import Manifest
+    from groundup.tokens.tokenizer import load_tokenizer
+    from groundup.tokens.train_bpe import train_tokenizer
+
+    manifest_path = folder / "manifest.json"
+    if manifest_path.is_file():
+        found = Manifest.read(manifest_path, "tokenizer").inputs["corpus"]
+        if found == report.fingerprint:
+            logger.info("found in %s", folder)
+            return load_tokenizer(folder)
+    vocab_size = _preset_config(preset).model.vocab_size
+    tokenizer = train_tokenizer(_texts(report), vocab_size=vocab_size, fewer=True)
+    tokenizer.save(folder)
+    Manifest(
+        kind="tokenizer", fingerprint=tokenizer.fingerprint, inputs={"corpus": report.fingerprint}
+    ).write(manifest_path)
+    logger.info("%d ids", tokenizer.vocab_size)
+    return tokenizer
+
+
+def _preset_config(preset: str, *overrides: str) -> "TrainConfig":
+    from groundup.cli.train import presets
+    from groundup.core.config import resolve
+    from groundup.train.config import TrainConfig
+
+    required = ("run_dir=.", "data.path=.")
+    return resolve(
+        TrainConfig, overrides=[f"preset={preset}", *required, *overrides], presets=presets()
+    ).value
+
+
+def _train_config(
+    preset: str, run_dir: Path, prefix: Path, tokenizer: "Tokenizer", overrides: tuple[str, ...]
+) -> "TrainConfig":
+    paths = (f"run_dir={run_dir}", f"data.path={prefix}")
+    return _preset_config(preset, *paths, f"model.vocab_size={tokenizer.vocab_size}", *overrides)
+
+
+def _completion(loaded: Any, prompt: str) -> str:
+    from groundup.inference.engine import Engine
+    from groundup.inference.sampler import Sampling
+
+    end = loaded.tokenizer.end_of_document_id
+    generation = Engine(loaded).generate(
+        [loaded.tokenizer.encode(prompt)],
+        sampling=Sampling(temperature=0.7, top_p=0.95),
+        max_new_tokens=_NEW_TOKENS,
+        stop_ids=(end,),
+    )[0]
+    return generation.text
+
+
+def _last_screen(
+    out: Path,
+    config: "TrainConfig",
+    report: "CorpusReport",
+    prompt: str,
+    completion: str,
+    validation: Any,
+    preset: str,
+) -> str:
+    from groundup.eval.perplexity import unigram_entropy
+    from groundup.tokens.dataset import open_splits
+
+    training = open_splits(config.data, seed=config.seed).train
+    assert training is not None, "it was just trained on"
+    quoted = shlex.quote(prompt)
+    data, run_dir, export = config.data.path, config.run_dir, out / "huggingface"
+    return f"""
+{prompt}{completion}
+
+Validation loss {validation.loss:.3f} nats a token, {validation.bits_per_byte:.3f} bits per byte.
+Unigram entropy {unigram_entropy(training.tokens):.3f}: the loss of knowing only how frequent each token is.
+
+corpus        {report.documents_path}
+tokenizer     {out / "tokenizer"}
+tokens        {data}.bin, .idx
+run           {run_dir} (config.yaml, metrics.jsonl, train.log, checkpoints/)
+Hugging Face  {export}
+
+Next:
+  groundup generate {run_dir} --prompt {quoted}
+  groundup eval {run_dir} --tasks perplexity --data YOUR_TEXT.txt
+  groundup train {run_dir}/config.yaml run_dir={out / "longer"} num_steps={config.num_steps * 4}
+  python -c "import transformers; print(transformers.pipeline('text-generation', '{export}')({prompt!r}))"
+"""

@@ -1,0 +1,1 @@
+"""What every room stands on: configs, errors, files, manifests, progress. Imports no torch."""

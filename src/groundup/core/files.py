@@ -1,0 +1,183 @@
+"""Files that are either whole or absent: atomic writes, checksums, compressed streams."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import xxhash
+
+from groundup.core.errors import DataError, MachineError
+
+_CHUNK_BYTES = 1 << 20
+_COMPRESSED_CHUNK_BYTES = 1 << 17
+
+
+@contextlib.contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Opens a temporary file beside ``path``; fsynced and renamed onto it on success.
+
+    On any exception the temporary file is removed and ``path`` is left as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def fsync_dir(path: Path) -> None:
+    """Makes renames within a folder durable."""
+    fsync_file(path)
+
+
+def fsync_file(path: Path) -> None:
+    """Makes the content of a file that was written and closed durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes ``value`` as indented JSON, atomically."""
+    with atomic_write(path) as file:
+        file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file.
+
+    Raises:
+        DataError: The file is missing or is not JSON.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DataError("no such file", where=path, fix="Check the path.") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        line = getattr(error, "lineno", 1)
+        raise DataError(f"not valid JSON ({error})", where=f"{path}:{line}") from None
+
+
+def checksum(path: Path) -> str:
+    """The xxh3-128 of a file's content, as ``xxh3:<32 hex digits>``."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return f"xxh3:{digest.hexdigest()}"
+
+
+@contextlib.contextmanager
+def open_decompressed(path: Path, *, on_read: Callable[[int], None] | None = None) -> Iterator[IO[bytes]]:
+    """Opens a file for reading bytes, through gzip (.gz) or Zstandard (.zst) by its ending.
+
+    Args:
+        path: The file.
+        on_read: Told the number of bytes of each piece taken from the disk (compressed), for progress.
+
+    Raises:
+        DataError: While reading, when a compressed stream is damaged or ends early: what was
+            delivered until then is good.
+    """
+    with path.open("rb") as file:
+        raw: io.RawIOBase = _Counted(file, on_read)
+        if path.suffix == ".gz":
+            raw = _Decompressed(raw, path, lambda: zlib.decompressobj(wbits=31), (zlib.error,))
+        elif path.suffix == ".zst":
+            import zstandard
+
+            decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 31)  # files written with --long
+            raw = _Decompressed(raw, path, decompressor.decompressobj, (zstandard.ZstdError,))
+        with io.BufferedReader(raw, _CHUNK_BYTES) as stream:
+            yield stream
+
+
+class _Counted(io.RawIOBase):
+    """A file that reports how much was read from it."""
+
+    def __init__(self, file: IO[bytes], on_read: Callable[[int], None] | None) -> None:
+        self._file = file
+        self._on_read = on_read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        size: int = self._file.readinto(buffer)  # type: ignore[attr-defined]
+        if self._on_read and size:
+            self._on_read(size)
+        return size
+
+
+class _Decompressed(io.RawIOBase):
+    """The content of a file of gzip members or Zstandard frames; a missing end is an error, not an end."""
+
+    def __init__(
+        self, raw: io.RawIOBase, path: Path, new_frame: Callable[[], Any], errors: tuple[type[Exception], ...]
+    ) -> None:
+        self._raw = raw
+        self._path = path
+        self._new_frame = new_frame
+        self._errors = errors
+        self._frame: Any = None
+        self._input = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            chunk = self._input or self._raw.read(_COMPRESSED_CHUNK_BYTES)
+            if self._frame is None:
+                chunk = chunk.lstrip(b"\0") if chunk and self._path.suffix == ".gz" else chunk  # tar padding
+                if not chunk:
+                    if self._input:  # it was padding only: there may be more
+                        self._input = b""
+                        continue
+                    return 0
+                self._frame = self._new_frame()
+            elif not chunk:
+                raise DataError("the compressed stream ends early: truncated", where=self._path)
+            try:
+                self._ready = memoryview(self._frame.decompress(chunk))
+            except self._errors as error:
+                raise DataError(f"the compressed stream is damaged ({error})", where=self._path) from None
+            self._input = self._frame.unused_data if self._frame.eof else b""
+            if self._frame.eof:
+                self._frame = None
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size
+
+
+def require_free_space(folder: Path, size_bytes: int, what: str) -> None:
+    """Refuses to begin a write that the disk cannot hold.
+
+    Raises:
+        MachineError: Less than ``size_bytes`` is free on the disk that holds ``folder``.
+    """
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if free < size_bytes:
+        raise MachineError(
+            f"{what} needs {size_bytes / 1e9:.2f} GB and the disk has {free / 1e9:.2f} GB free",
+            where=folder,
+            fix="Free some space or choose another folder.",
+        )

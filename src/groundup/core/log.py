@@ -1,0 +1,32 @@
+"""Logging: everything that is not a result goes to stderr."""
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+logger = logging.getLogger("groundup")
+
+
+def set_up(*, debug: bool = False) -> None:
+    """Sends groundup's log records to stderr, one line each, with the time of day."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if debug else logging.INFO)
+    logger.propagate = False
+
+
+@contextlib.contextmanager
+def also_to_file(path: Path) -> Iterator[None]:
+    """While entered, appends the log records to a file too, with date and time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        handler.close()

@@ -1,0 +1,1 @@
+"""Text sources -> cleaned, deduplicated, shuffled documents on disk. Imports no torch."""

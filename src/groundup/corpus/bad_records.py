@@ -1,0 +1,160 @@
+"""What happens to a record that cannot be read: skipped, set aside, or the end of the run; always counted.
+
+One bad record never ends a run unless the policy says so (``fail``, or ``max_bad`` of 0); a share of bad
+records above ``max_bad`` does, because then the input is not what the reader takes it for.
+"""
+
+import base64
+import collections
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Annotated, Any, Literal
+
+import orjson
+import pydantic
+
+from groundup.core.config import config
+from groundup.core.errors import ConfigError, DataError
+from groundup.core.log import logger
+
+Action = Literal["skip", "quarantine", "fail"]
+
+_JUDGE_AFTER_RECORDS = 1000
+_JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the whole
+_SHOWN_OFFENDERS = 20
+_SHOWN_IN_MESSAGE = 3
+_MAX_QUARANTINED_BYTES = 1 << 20
+
+
+@config
+class BadRecordPolicy:
+    """What to do with malformed records.
+
+    Attributes:
+        action: ``skip`` counts them; ``quarantine`` also writes them to a file; ``fail`` stops at the first.
+        max_bad: The largest share of bad records that is put up with, 0 to 1. One is always put up with
+            unless this is 0.
+    """
+
+    action: Action = "skip"
+    max_bad: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.001
+
+
+class BadRecords:
+    """Counts the good and bad records of a run and applies the policy.
+
+    Use it as a context manager: leaving the block judges the share of bad records and logs a summary.
+
+    Args:
+        policy: What to do.
+        quarantine_path: Where ``quarantine`` writes, one JSON object a line: ``where``, ``reason``,
+            ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
+            when the run fails; a file of an earlier run is replaced.
+
+    Raises:
+        ConfigError: ``quarantine`` without a path.
+    """
+
+    def __init__(self, policy: BadRecordPolicy, *, quarantine_path: Path | None = None) -> None:
+        if policy.action == "quarantine" and quarantine_path is None:
+            raise ConfigError("the policy `quarantine` needs a file to write bad records to")
+        self.policy = policy
+        self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
+        self.good = 0
+        self.bad = 0
+        self.by_reason: collections.Counter[str] = collections.Counter()
+        self.offenders: list[str] = []
+        self._quarantine: IO[bytes] | None = None
+
+    def __enter__(self) -> "BadRecords":
+        if self.quarantine_path:
+            self.quarantine_path.unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._quarantine:
+            self._quarantine.close()
+            self._quarantine = None
+        if error is None:
+            self.judge()
+            if self.bad:
+                logger.warning("%s", self.summary())
+
+    def add_good(self, count: int = 1) -> None:
+        """Counts records that were read well."""
+        self.good += count
+
+    def add(self, where: str, reason: str, *, detail: str = "", record: bytes = b"") -> None:
+        """Counts one bad record and does with it what the policy says.
+
+        Args:
+            where: ``file:line``, or the file.
+            reason: A short phrase from a small set: bad records are counted by it.
+            detail: What is particular to this one.
+            record: Its bytes, as far as they could be read.
+
+        Raises:
+            DataError: The policy is ``fail``; or already, after 1,000 records and 20 bad ones, more than
+                ``max_bad`` are bad: then there is no need to wait for the end.
+        """
+        self.bad += 1
+        self.by_reason[reason] += 1
+        offender = f"{where}: {reason}" + (f" ({detail})" if detail else "")
+        if len(self.offenders) < _SHOWN_OFFENDERS:
+            self.offenders.append(offender)
+        if self.policy.action == "fail":
+            raise DataError(
+                f"bad record: {reason}" + (f" ({detail})" if detail else ""),
+                where=where,
+                fix="Mend it, or let the run leave such records out with --bad-records skip (or quarantine).",
+            )
+        if self.quarantine_path:
+            self._set_aside(self.quarantine_path, where, reason, detail, record)
+        if self.good + self.bad >= _JUDGE_AFTER_RECORDS and self.bad >= _JUDGE_AFTER_BAD:
+            self.judge()
+
+    def judge(self) -> None:
+        """Compares the share of bad records so far with the policy.
+
+        Raises:
+            DataError: It is above ``max_bad``, with the first offenders.
+        """
+        total = self.good + self.bad
+        allowed = max(1.0, self.policy.max_bad * total) if self.policy.max_bad > 0 else 0.0
+        if self.bad > allowed:
+            raise DataError(
+                f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
+                f"allows ({self.policy.max_bad:.3%}): {self._reasons()}. The first: "
+                + "; ".join(self.offenders[:_SHOWN_IN_MESSAGE]),
+                fix=f"Mend them, or accept more with --max-bad {min(1.0, 1.5 * self.bad / total):.2g}"
+                + (f"; all of them are in {self.quarantine_path}." if self.quarantine_path else "."),
+            )
+
+    def summary(self) -> str:
+        """How many were bad, why, and the first 20 of them, one a line."""
+        head = f"{self.bad:,} bad of {self.good + self.bad:,} records left out: {self._reasons()}"
+        if self.quarantine_path and self.bad:
+            head += f"; kept in {self.quarantine_path}"
+        return "\n  ".join([head, *self.offenders])
+
+    def counts(self) -> dict[str, Any]:
+        """The same for a manifest."""
+        return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": list(self.offenders)}
+
+    def _reasons(self) -> str:
+        return ", ".join(f"{reason}: {count:,}" for reason, count in self.by_reason.most_common())
+
+    def _set_aside(self, path: Path, where: str, reason: str, detail: str, record: bytes) -> None:
+        if self._quarantine is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._quarantine = path.open("wb")  # closed in __exit__
+        cut = record[:_MAX_QUARANTINED_BYTES]
+        line = {"where": where, "reason": reason, "detail": detail}
+        try:
+            line["record"] = cut.decode()
+        except UnicodeDecodeError:
+            line["record_base64"] = base64.b64encode(cut).decode()
+        self._quarantine.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        self._quarantine.flush()

@@ -1,0 +1,1 @@
+"""Finding documents that the corpus already holds."""

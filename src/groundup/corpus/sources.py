@@ -1,0 +1,208 @@
+"""Which files a list of files, folders and globs means."""
+
+import collections
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+
+from groundup.core.errors import DataError
+from groundup.core.log import logger
+
+JSON_ENDINGS = frozenset({".jsonl", ".json", ".ndjson"})
+_PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc", ".log")
+_CODE = (
+    ".py",
+    ".pyi",
+    ".ipynb",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cu",
+    ".rs",
+    ".go",
+    ".java",
+    ".kt",
+    ".scala",
+    ".js",
+    ".ts",
+    ".jsx",
+    ".tsx",
+    ".rb",
+    ".php",
+    ".pl",
+    ".lua",
+    ".sh",
+    ".sql",
+    ".r",
+    ".jl",
+    ".hs",
+    ".ml",
+    ".lisp",
+    ".el",
+    ".clj",
+    ".swift",
+    ".cs",
+)
+_MARKUP = (".css", ".html", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".tsv", ".srt")
+TEXT_ENDINGS = frozenset({*_PROSE, *_CODE, *_MARKUP})
+COMPRESSED_ENDINGS = frozenset({".gz", ".zst"})
+_MAGIC = frozenset("*?[")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file to read.
+
+    Attributes:
+        path: As reached from the source the user gave.
+        name: Relative to that source: the stem of its documents' ids. Valid Unicode.
+        size_bytes: On disk.
+        mtime_ns: Time of its last change.
+    """
+
+    path: Path
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+def content_ending(path: PurePath) -> str:
+    """The ending that says what a file holds, in lower case: ``.jsonl`` of ``a.jsonl.zst``."""
+    inner = path.with_suffix("") if path.suffix.lower() in COMPRESSED_ENDINGS else path
+    return inner.suffix.lower()
+
+
+def find_files(sources: Sequence[Path]) -> list[Path]:
+    """The files that ``find_source_files`` finds, as paths."""
+    return [source.path for source in find_source_files(sources)]
+
+
+def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None) -> list[SourceFile]:
+    """The files that the sources mean, each once, in the order of the sources.
+
+    A folder means the text and JSONL files in it and in its subfolders, sorted by relative path; hidden
+    ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
+    them). A glob (``*``, ``?``, ``[...]``, ``**``) means the files it matches, sorted; a file means
+    itself, whatever its ending.
+
+    Args:
+        sources: Files, folders and globs.
+        leave_out: A folder whose files are not taken (the output folder, when it lies in a source).
+
+    Raises:
+        DataError: A source is missing, unreadable or of no use, with what was looked for.
+    """
+    if not sources:
+        raise DataError("no source was given", fix="Name at least one file, folder or glob.")
+    hidden_from = leave_out.resolve() if leave_out else None
+    found: list[SourceFile] = []
+    seen: set[Path] = set()
+    for source in sources:
+        try:
+            for path, name in _files_of(Path(source).expanduser()):
+                real = path.resolve()
+                if real in seen or (hidden_from and real.is_relative_to(hidden_from)):
+                    continue
+                seen.add(real)
+                status = path.stat()
+                found.append(SourceFile(path, _unicode(name), status.st_size, status.st_mtime_ns))
+        except OSError as error:
+            raise DataError(
+                f"cannot look into it ({error.strerror})",
+                where=error.filename or source,
+                fix="Make it readable or leave it out.",
+            ) from None
+    if not found:
+        raise DataError(
+            f"nothing to read: the only files are in the output folder {leave_out}",
+            where=", ".join(str(source) for source in sources),
+            fix="Name another source or another output folder.",
+        )
+    return found
+
+
+def _files_of(source: Path) -> Iterator[tuple[Path, str]]:
+    """Each file of one source and its name within it."""
+    if source.is_dir():
+        yield from _files_in(source)
+    elif source.is_file():
+        yield source, source.name
+    elif source.exists():
+        raise DataError(
+            "neither a file nor a folder", where=source, fix="Write its content to a file and name that file."
+        )
+    elif _MAGIC & set(str(source)):
+        fixed = list(_fixed_parts(source))
+        base = Path(*fixed) if fixed else Path()
+        pattern = str(source.relative_to(base))
+        matches = sorted(path for path in base.glob(pattern) if path.is_file()) if base.is_dir() else []
+        if not matches:
+            raise DataError(
+                f"no file matches the pattern {pattern!r} in {base.absolute()}", where=source, fix="Check it."
+            )
+        for path in matches:
+            yield path, path.relative_to(base).as_posix()
+    else:
+        nearest = next((parent for parent in source.absolute().parents if parent.exists()), Path("/"))
+        raise DataError(
+            f"no such file or folder (looked for {source.absolute()}; {nearest} exists)",
+            where=source,
+            fix="Check the path.",
+        )
+
+
+def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
+    taken: list[tuple[str, Path]] = []
+    others: collections.Counter[str] = collections.Counter()
+    visited: set[str] = set()
+
+    def refuse(error: OSError) -> None:  # os.walk would pass over a folder that it cannot list
+        raise error
+
+    for root, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = os.path.realpath(root)
+        if real in visited:  # a link back up
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not _passed_over(name))
+        for name in names:
+            path = Path(root, name)
+            if _passed_over(name) or not path.is_file():
+                continue
+            if content_ending(path) in TEXT_ENDINGS | JSON_ENDINGS:
+                taken.append((path.relative_to(folder).as_posix(), path))
+            else:
+                others[content_ending(path) or "no ending"] += 1
+    listed = ", ".join(f"{_unicode(ending)}: {count:,}" for ending, count in others.most_common(5))
+    if not taken:
+        raise DataError(
+            "no text or JSONL file in the folder" + (f" (other endings: {listed})" if others else ""),
+            where=folder,
+            fix="Looked for *.txt, *.md, *.py and other text, *.jsonl, *.json, *.ndjson, each also with "
+            ".gz or .zst; to read a file of another ending as text, name it or a glob.",
+        )
+    if others:
+        logger.info("%s: %s files with other endings passed over (%s)", folder, sum(others.values()), listed)
+    for name, path in sorted(taken):
+        yield path, name
+
+
+def _passed_over(name: str) -> bool:
+    return name.startswith(".") or name == "__pycache__"
+
+
+def _fixed_parts(pattern: Path) -> Iterator[str]:
+    """The leading parts of a pattern that hold no wildcard."""
+    for part in pattern.parts:
+        if _MAGIC & set(part):
+            return
+        yield part
+
+
+def _unicode(name: str) -> str:
+    """A file name as valid Unicode: bytes that are not UTF-8 become the replacement character."""
+    return os.fsencode(name).decode("utf-8", "replace")

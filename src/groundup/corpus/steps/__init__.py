@@ -1,0 +1,15 @@
+"""The steps of cleaning: this union is their registry.
+
+To add one, write its file here, with the source of its rule, and add its class to ``Step``.
+"""
+
+from typing import Annotated
+
+from groundup.core.config import ByKind
+from groundup.corpus.steps.fix_unicode import FixUnicode
+from groundup.corpus.steps.length import Length
+from groundup.corpus.steps.normalize_whitespace import NormalizeWhitespace
+
+Step = Annotated[FixUnicode | NormalizeWhitespace | Length, ByKind]
+
+__all__ = ["FixUnicode", "Length", "NormalizeWhitespace", "Step"]

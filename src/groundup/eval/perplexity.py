@@ -1,0 +1,166 @@
+"""How well a model predicts a text: loss, perplexity, bits per byte.
+
+Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+from groundup.core.errors import DataError
+from groundup.models import ModelConfig
+from groundup.models.mode import evaluating
+from groundup.tokens.tokenizer import Tokenizer
+
+_LOGITS_BYTES = 64 << 20
+"""Most memory that the fp32 logits of a chunk of tokens take."""
+_CHUNK = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A model's losses over a text, summed.
+
+    Attributes:
+        total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
+        num_tokens: Predicted tokens.
+        num_bytes: Bytes of text in these; special tokens have none. 0 when not counted.
+    """
+
+    total_loss: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.total_loss / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
+        return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
+
+
+def perplexity(
+    model: nn.Module,
+    config: ModelConfig,
+    tokens: npt.NDArray[Any],
+    *,
+    byte_lengths: npt.NDArray[np.int64] | None = None,
+    sequence_length: int = 0,
+    batch_size: int = 8,
+    max_tokens: int = 0,
+    on_progress: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Predicts every token but the first, in windows that do not overlap, in the order of the text.
+
+    A window of T tokens is predicted from the one token before it and from itself; the last window may
+    be shorter. So each token is predicted exactly once, and the batch size does not matter.
+
+    Args:
+        model: On its device; put into evaluation mode for the while.
+        config: Its architecture.
+        tokens: [num_tokens], any integer dtype, memory-mapped or not.
+        byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
+        sequence_length: T; 0 for the model's own.
+        batch_size: Windows at a time.
+        max_tokens: Predict only so many tokens; 0 for all.
+        on_progress: Told the number of tokens after each batch.
+
+    Raises:
+        DataError: Fewer than two tokens, or an id outside the vocabulary.
+    """
+    length = sequence_length or config.max_sequence_length
+    if not 1 <= length <= config.max_sequence_length:
+        raise DataError(
+            f"sequence_length is {length}, the model's context holds {config.max_sequence_length:,} tokens",
+            fix=f"Choose 1 to {config.max_sequence_length}.",
+        )
+    num_targets = len(tokens) - 1
+    if max_tokens:
+        num_targets = min(num_targets, max_tokens)
+    if num_targets < 1:
+        raise DataError(f"the text has {len(tokens)} tokens; predicting needs at least two", fix="Add text.")
+    device = next(model.parameters()).device
+    total_loss, num_bytes = 0.0, 0
+    with evaluating(model), torch.inference_mode():
+        for begin, rows, width in _batches(num_targets, length, batch_size):
+            piece = np.asarray(tokens[begin : begin + rows * width + 1], dtype=np.int64)
+            _check_ids(piece, begin, config.vocab_size)
+            if byte_lengths is not None:
+                num_bytes += int(byte_lengths[piece[1:]].sum())
+            stream = torch.from_numpy(piece).to(device)
+            tokens_BT, targets_BT = stream[:-1].view(rows, width), stream[1:].view(rows, width)
+            total_loss += _summed_loss(model, config.vocab_size, tokens_BT, targets_BT)
+            if on_progress:
+                on_progress(rows * width)
+    return Evaluation(total_loss=total_loss, num_tokens=num_targets, num_bytes=num_bytes)
+
+
+def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
+    """Bytes of text that each id stands for, int64 [vocab_size]; 0 for special tokens."""
+    return np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)], dtype=np.int64)
+
+
+def unigram_entropy(tokens: npt.NDArray[Any]) -> float:
+    """Entropy of the tokens' frequencies in nats a token: the loss of a model that only knows these.
+
+    Raises:
+        DataError: There are no tokens.
+    """
+    if len(tokens) == 0:
+        raise DataError("there are no tokens to count", fix="Add text.")
+    counts = np.zeros(0, dtype=np.int64)
+    for begin in range(0, len(tokens), _CHUNK):
+        found = np.bincount(tokens[begin : begin + _CHUNK], minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    shares = counts[counts > 0] / len(tokens)
+    return float(-(shares * np.log(shares)).sum())
+
+
+def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[int, int, int]]:
+    """First token, rows and width of each batch: whole windows, then what is left as one row."""
+    whole = num_targets // length
+    for window in range(0, whole, batch_size):
+        yield window * length, min(batch_size, whole - window), length
+    if rest := num_targets % length:
+        yield whole * length, 1, rest
+
+
+def _summed_loss(model: Any, vocab_size: int, tokens_BT: Tensor, targets_BT: Tensor) -> float:
+    """The summed loss of a batch; fp32 logits are held for one chunk of tokens at a time."""
+    hidden_MD = model(tokens_BT).flatten(0, 1)
+    head_VD = model.head.weight[:vocab_size]
+    rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
+    total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
+    for hidden_CD, targets_C in zip(
+        torch.split(hidden_MD, rows), torch.split(targets_BT.flatten(), rows), strict=True
+    ):
+        logits_CV = linear(hidden_CD, head_VD).float()
+        total += cross_entropy(logits_CV, targets_C, reduction="none").double().sum()
+    return total.item()
+
+
+def _check_ids(piece: npt.NDArray[np.int64], begin: int, vocab_size: int) -> None:
+    wrong = np.flatnonzero((piece < 0) | (piece >= vocab_size))
+    if wrong.size:
+        at = int(wrong[0])
+        raise DataError(
+            f"token {int(piece[at])} at position {begin + at:,} is outside the model's vocabulary of"
+            f" {vocab_size:,} ids",
+            fix="Use data that was built with the model's tokenizer.",
+        )

@@ -1,0 +1,1 @@
+"""Generating text with a model on one device."""

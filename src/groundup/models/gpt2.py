@@ -1,0 +1,177 @@
+"""GPT-2 (Radford et al. 2019): learned positions, pre-LayerNorm, GELU, biases, tied embedding.
+
+Shapes: B batch, T tokens, D model, F ffn, V padded vocabulary.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, gelu
+
+from groundup.core.config import config
+from groundup.models.attention import Attention
+from groundup.models.cache import KeyValueCache
+from groundup.models.spec import Axes, padded
+
+AXES: Axes = {
+    "embed.tokens.weight": ("vocab", "embed"),
+    "embed.positions.weight": ("position", "embed"),
+    "layers.*.attention_norm.weight": ("embed",),
+    "layers.*.attention_norm.bias": ("embed",),
+    "layers.*.attention.wq.weight": ("heads", "embed"),
+    "layers.*.attention.wq.bias": ("heads",),
+    "layers.*.attention.wk.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wk.bias": ("kv_heads",),
+    "layers.*.attention.wv.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wv.bias": ("kv_heads",),
+    "layers.*.attention.wo.weight": ("embed", "heads"),
+    "layers.*.attention.wo.bias": ("embed",),
+    "layers.*.mlp_norm.weight": ("embed",),
+    "layers.*.mlp_norm.bias": ("embed",),
+    "layers.*.mlp.w1.weight": ("ffn", "embed"),
+    "layers.*.mlp.w1.bias": ("ffn",),
+    "layers.*.mlp.w2.weight": ("embed", "ffn"),
+    "layers.*.mlp.w2.bias": ("embed",),
+    "norm.weight": ("embed",),
+    "norm.bias": ("embed",),
+    "head.weight": ("vocab", "embed"),
+}
+
+
+@config
+class GPT2Config:
+    """Shape and options of a GPT-2.
+
+    Attributes:
+        vocab_size: True vocabulary; the tables are padded to a multiple of 128.
+        max_sequence_length: Number of learned positions.
+        num_layers: Transformer blocks.
+        hidden_size: D.
+        num_heads: Attention heads; divides ``hidden_size``.
+        ffn_size: F, usually 4 D.
+        activation: GELU by its tanh approximation (GPT-2, Megatron's fused kernel) or by erf.
+        bias: Biases in linear layers and layer norms.
+        tied_embedding: The output head is the token embedding.
+        dropout: After the embedding and each residual branch, while training.
+        attention_dropout: Of attention weights, while training.
+        norm_eps: Added to the variance in layer norms.
+        init_std: Standard deviation of initial weights.
+    """
+
+    kind: Literal["gpt2"] = "gpt2"
+    vocab_size: int
+    max_sequence_length: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    ffn_size: int
+    activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
+    bias: bool = True
+    tied_embedding: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Checks the sizes against each other."""
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads: as many as query heads."""
+        return self.num_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+
+class Embedding(nn.Module):
+    """Token and position tables, summed."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(padded(config.vocab_size), config.hidden_size)
+        self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
+        """Embeddings [B, T, D]."""
+        return self.tokens(tokens_BT) + self.positions(positions_BT)  # type: ignore[no-any-return]
+
+
+class Mlp(nn.Module):
+    """Two linear layers with GELU between."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=config.bias)
+        self.w2 = nn.Linear(config.ffn_size, config.hidden_size, bias=config.bias)
+        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        return self.w2(gelu(self.w1(x_BTD), approximate=self.approximate))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+        self.attention = Attention(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=config.bias,
+            output_bias=config.bias,
+            dropout=config.attention_dropout,
+        )
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+        self.mlp = Mlp(config)
+        self.dropout = config.dropout
+
+    def forward(self, x_BTD: Tensor, *, cache: KeyValueCache | None = None, layer: int = 0) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        attended_BTD = self.attention(self.attention_norm(x_BTD), cache=cache, layer=layer)
+        x_BTD = x_BTD + dropout(attended_BTD, self.dropout, self.training)
+        return x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout, self.training)
+
+
+class GPT2(nn.Module):
+    """The whole model; ``forward`` ends before the head, whose weight the loss uses."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config)
+        self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
+        self.head = nn.Linear(config.hidden_size, padded(config.vocab_size), bias=False)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Makes the head the token embedding, where the config says so; to repeat after a move off meta."""
+        if self.config.tied_embedding:
+            self.head.weight = self.embed.tokens.weight
+
+    def forward(
+        self, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Final hidden states [B, T, D]; with a cache, ``tokens_BT`` follows the tokens already in it."""
+        past = cache.length if cache else 0
+        if positions_BT is None:
+            positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
+        x_BTD = dropout(self.embed(tokens_BT, positions_BT), self.config.dropout, self.training)
+        for name, block in self.layers.items():
+            x_BTD = block(x_BTD, cache=cache, layer=int(name))
+        if cache is not None:
+            cache.advance(tokens_BT.shape[1])
+        return self.norm(x_BTD)  # type: ignore[no-any-return]

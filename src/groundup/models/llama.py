@@ -1,0 +1,177 @@
+"""Llama (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+
+Shapes: B batch, T tokens, D model, F ffn, V padded vocabulary.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout, silu
+
+from groundup.core.config import config
+from groundup.models.attention import Attention, Rope
+from groundup.models.cache import KeyValueCache
+from groundup.models.spec import Axes, padded
+
+AXES: Axes = {
+    "embed.tokens.weight": ("vocab", "embed"),
+    "layers.*.attention_norm.weight": ("embed",),
+    "layers.*.attention.wq.weight": ("heads", "embed"),
+    "layers.*.attention.wk.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wv.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wo.weight": ("embed", "heads"),
+    "layers.*.mlp_norm.weight": ("embed",),
+    "layers.*.mlp.w1.weight": ("ffn", "embed"),
+    "layers.*.mlp.w2.weight": ("embed", "ffn"),
+    "layers.*.mlp.w3.weight": ("ffn", "embed"),
+    "norm.weight": ("embed",),
+    "head.weight": ("vocab", "embed"),
+}
+
+
+@config
+class LlamaConfig:
+    """Shape and options of a Llama.
+
+    Attributes:
+        vocab_size: True vocabulary; the tables are padded to a multiple of 128.
+        max_sequence_length: Longest sequence that the model is meant for.
+        num_layers: Transformer blocks.
+        hidden_size: D.
+        num_heads: Attention heads; divides ``hidden_size``.
+        num_kv_heads: Key/value heads; divides ``num_heads``.
+        ffn_size: F, usually 8/3 D rounded up.
+        rope_base: Base of the rotary frequencies ("theta").
+        tied_embedding: The output head is the token embedding.
+        dropout: After each residual branch, while training.
+        attention_dropout: Of attention weights, while training.
+        norm_eps: Added to the mean square in RMS norms.
+        init_std: Standard deviation of initial weights.
+    """
+
+    kind: Literal["llama"] = "llama"
+    vocab_size: int
+    max_sequence_length: int
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    ffn_size: int
+    rope_base: float = 10000.0
+    tied_embedding: bool = False
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    norm_eps: float = 1e-5
+    init_std: float = 0.02
+
+    def __post_init__(self) -> None:
+        """Checks the sizes against each other."""
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size {self.hidden_size} is not a multiple of num_heads {self.num_heads}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head width, not {self.head_dim}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.hidden_size // self.num_heads
+
+
+class Embedding(nn.Module):
+    """The token table."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(padded(config.vocab_size), config.hidden_size)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Embeddings [B, T, D]."""
+        return self.tokens(tokens_BT)  # type: ignore[no-any-return]
+
+
+class Mlp(nn.Module):
+    """SwiGLU (Shazeer 2020, arXiv:2002.05202): w2(silu(w1 x) * w3 x)."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+        self.w2 = nn.Linear(config.ffn_size, config.hidden_size, bias=False)
+        self.w3 = nn.Linear(config.hidden_size, config.ffn_size, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        return self.w2(silu(self.w1(x_BTD)) * self.w3(x_BTD))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.attention = Attention(
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            bias=False,
+            output_bias=False,
+            dropout=config.attention_dropout,
+        )
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.mlp = Mlp(config)
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        angles: tuple[Tensor, Tensor],
+        *,
+        cache: KeyValueCache | None = None,
+        layer: int = 0,
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        attended_BTD = self.attention(self.attention_norm(x_BTD), angles=angles, cache=cache, layer=layer)
+        x_BTD = x_BTD + dropout(attended_BTD, self.dropout, self.training)
+        return x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout, self.training)
+
+
+class Llama(nn.Module):
+    """The whole model; ``forward`` ends before the head, whose weight the loss uses."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.rope = Rope(config.head_dim, config.rope_base)
+        self.embed = Embedding(config)
+        self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        self.head = nn.Linear(config.hidden_size, padded(config.vocab_size), bias=False)
+        self.tie_weights()
+
+    def tie_weights(self) -> None:
+        """Makes the head the token embedding, where the config says so; to repeat after a move off meta."""
+        if self.config.tied_embedding:
+            self.head.weight = self.embed.tokens.weight
+
+    def forward(
+        self, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Final hidden states [B, T, D]; with a cache, ``tokens_BT`` follows the tokens already in it."""
+        past = cache.length if cache else 0
+        if positions_BT is None:
+            positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
+        angles = self.rope.angles(positions_BT)
+        x_BTD = self.embed(tokens_BT)
+        for name, block in self.layers.items():
+            x_BTD = block(x_BTD, angles, cache=cache, layer=int(name))
+        if cache is not None:
+            cache.advance(tokens_BT.shape[1])
+        return self.norm(x_BTD)  # type: ignore[no-any-return]

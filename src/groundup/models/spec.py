@@ -1,0 +1,33 @@
+"""What a model says of itself to the rooms above: its sizes and the names of its dimensions."""
+
+import fnmatch
+from collections.abc import Mapping
+from typing import Literal
+
+Dimension = Literal["vocab", "position", "embed", "heads", "kv_heads", "ffn"]
+"""Name of one dimension of a parameter; ``heads`` counts num_heads * head_dim rows, and so on."""
+
+Axes = Mapping[str, tuple[Dimension, ...]]
+"""Parameter name pattern (``*`` for a layer number) -> the names of its dimensions."""
+
+VOCAB_MULTIPLE = 128
+"""Vocabularies are padded to a multiple of this, as Megatron-LM does, for the matrix units' sake."""
+
+
+def padded(vocab_size: int) -> int:
+    """The smallest multiple of ``VOCAB_MULTIPLE`` that holds ``vocab_size``."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+
+
+def dimensions_of(axes: Axes, name: str) -> tuple[Dimension, ...]:
+    """The dimension names of one parameter.
+
+    Raises:
+        KeyError: The table has no entry for the parameter; the message names it.
+    """
+    if name in axes:
+        return axes[name]
+    for pattern, dimensions in axes.items():
+        if fnmatch.fnmatchcase(name, pattern):
+            return dimensions
+    raise KeyError(f"AXES has no entry for parameter {name!r}")

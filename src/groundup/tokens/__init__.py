@@ -1,0 +1,1 @@
+"""Documents to memory-mapped tokens: tokenizers, Megatron's .bin/.idx, and samples in a seeded order."""

@@ -1,0 +1,171 @@
+"""Hugging Face's ``tokenizer.json``: byte-level BPE goes to tiktoken, all else to ``tokenizers``."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from groundup.core.errors import DataError
+from groundup.core.manifest import fingerprint
+from groundup.tokens.byte_level import (
+    GPT2_PATTERN,
+    ByteLevelBpe,
+    byte_characters,
+    to_bytes,
+    write_tokenizer,
+)
+
+
+def byte_level_bpe(document: Mapping[str, Any]) -> ByteLevelBpe | None:
+    """The byte-level BPE that a ``tokenizer.json`` describes; None when it is anything else.
+
+    Anything else includes a normaliser, a prefix space, added tokens that are matched in ordinary
+    text, and a vocabulary without all 256 bytes.
+    """
+    model = document["model"]
+    plain = (
+        document.get("normalizer") is None
+        and model.get("type", "BPE") == "BPE"
+        and not any(
+            model.get(key)
+            for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+        )
+        and all(token["special"] for token in document.get("added_tokens", ()))
+        and (document.get("decoder") or {}).get("type") == "ByteLevel"
+    )
+    pattern = _pattern(document.get("pre_tokenizer") or {})
+    if not plain or pattern is None:
+        return None
+    entries: dict[str, int] = model["vocab"]
+    merges = [_pair(merge) for merge in model["merges"]]
+    specials = {token["content"]: token["id"] for token in document.get("added_tokens", ())}
+    reachable = (*byte_characters(), *(left + right for left, right in merges))
+    if any(token not in entries or token in specials for token in reachable):
+        return None
+    vocab = {token: number for token, number in entries.items() if token not in specials}
+    if model.get("ignore_merges") and len(vocab) != len(set(reachable)):
+        return None  # whole pieces are looked up, and some are not made by merges
+    return ByteLevelBpe(vocab=vocab, merges=merges, specials=specials, pattern=pattern)
+
+
+def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return left, right
+
+
+def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
+    """The pattern of a pre-tokenizer that is GPT-2's or a split followed by bytes; else None."""
+    match pre_tokenizer:
+        case {"type": "ByteLevel", "add_prefix_space": False, **rest} if rest.get("use_regex", True):
+            return GPT2_PATTERN
+        case {
+            "type": "Sequence",
+            "pretokenizers": [
+                {
+                    "type": "Split",
+                    "pattern": {"Regex": str(pattern)},
+                    "behavior": "Isolated",
+                    "invert": False,
+                },
+                {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
+            ],
+        }:
+            return pattern
+    return None
+
+
+class HuggingFaceTokenizer:
+    """A ``Tokenizer`` on the ``tokenizers`` library: any ``tokenizer.json``, exactly, but slower.
+
+    Args:
+        document: The content of ``tokenizer.json``.
+        end_of_document: A token of its vocabulary.
+        where: The file, for messages.
+        settings: The ``tokenizer_config.json`` beside it, kept for ``save``.
+    """
+
+    def __init__(
+        self,
+        document: Mapping[str, Any],
+        *,
+        end_of_document: str,
+        where: Path,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        import tokenizers
+
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(json.dumps(document))
+        except Exception as error:  # the library raises nothing more precise
+            raise DataError(f"the tokenizers library cannot read it ({error})", where=where) from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._tokenizer.encode_special_tokens = True  # specials written in a text are ordinary text
+        self._document = document
+        self._settings = settings
+        self._end_of_document = end_of_document
+        number = self._tokenizer.token_to_id(end_of_document)
+        if number is None:
+            raise DataError(f"has no token {end_of_document!r}", where=where)
+        self.end_of_document_id: int = number
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of the whole description."""
+        parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
+        return fingerprint({part: self._document.get(part) for part in parts})
+
+    @functools.cached_property
+    def _specials(self) -> frozenset[int]:
+        added = self._document.get("added_tokens", ())
+        return frozenset(token["id"] for token in added if token["special"])
+
+    @functools.cached_property
+    def _is_byte_level(self) -> bool:
+        return '"ByteLevel"' in json.dumps(self._document.get("decoder"))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text; special tokens written in it are ordinary text."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
+        """The ids of a text as uint32 [num_tokens]."""
+        return np.array(self.encode(text), dtype=np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text."""
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""
+        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def token_bytes(self, id: int) -> bytes:  # noqa: A002  # the protocol's name
+        """The bytes of text that an id stands for; none for a special token."""
+        written = self._tokenizer.id_to_token(id)
+        if written is None:
+            raise DataError(
+                f"token id {id} is outside the vocabulary of {self.vocab_size:,} ids",
+                fix="Use the tokenizer that the ids were made with.",
+            )
+        if id in self._specials:
+            return b""
+        if self._is_byte_level:
+            content = to_bytes(written)
+            return written.encode() if content is None else content
+        if re.fullmatch(r"<0x[0-9A-F]{2}>", written):  # SentencePiece's byte fallback
+            return bytes([int(written[3:5], 16)])
+        return bytes(written.replace("\u2581", " ").encode())
+
+    def save(self, folder: Path) -> None:
+        """Writes ``tokenizer.json`` and ``tokenizer_config.json``."""
+        write_tokenizer(folder, self._document, self._settings, self._end_of_document)

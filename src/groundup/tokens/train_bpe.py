@@ -1,0 +1,78 @@
+"""Learning a byte-level BPE vocabulary from text, as GPT-2's was learned."""
+
+import json
+from collections.abc import Iterable
+
+from groundup.core.errors import ConfigError, DataError
+from groundup.tokens.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters, ranked_merges
+from groundup.tokens.tokenizer import Tokenizer
+
+_MIN_PAIR_COUNT = 2
+_BYTES = 256
+_SPARE_MERGES = 256  # learned besides, because a few may not suit tiktoken
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    end_of_document: str = "<|endoftext|>",
+    fewer: bool = False,
+) -> Tokenizer:
+    """Learns a vocabulary: 256 bytes, then merges in the order learned, the special token last.
+
+    Memory grows with the number of different pieces (words), not with the text; the same texts give
+    the same vocabulary.
+
+    Args:
+        texts: Documents.
+        vocab_size: Number of ids wanted, bytes and special token included.
+        end_of_document: Name of the special token, the last id.
+        fewer: Accept fewer ids where the texts yield no more.
+
+    Raises:
+        ConfigError: No room for 256 bytes and the special token.
+        DataError: The texts have too few different pairs for so many ids, and ``fewer`` is off.
+    """
+    if vocab_size < _BYTES + 1:
+        raise ConfigError(
+            f"{vocab_size} ids do not hold 256 bytes and {end_of_document}",
+            where="vocab_size",
+            fix="Ask for at least 257.",
+        )
+    learned = _learn(texts, vocab_size - 1 + _SPARE_MERGES)
+    merges = ranked_merges(learned)[: vocab_size - 1 - _BYTES]
+    reached = _BYTES + len(merges) + 1
+    if reached < vocab_size and not fewer:
+        raise DataError(
+            f"the text yields only {reached:,} ids (pairs that occur {_MIN_PAIR_COUNT} times or more),"
+            f" {vocab_size:,} were asked for",
+            where="vocab_size",
+            fix=f"Give more text or ask for {reached} or fewer.",
+        )
+    names = [*byte_characters(), *(left + right for left, right in merges)]
+    bpe = ByteLevelBpe(
+        vocab={name: number for number, name in enumerate(names)},
+        merges=merges,
+        specials={end_of_document: len(names)},
+    )
+    return ByteLevelTokenizer(bpe, end_of_document=end_of_document)
+
+
+def _learn(texts: Iterable[str], num_tokens: int) -> list[tuple[str, str]]:
+    """Merges in the order learned."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=num_tokens,
+        min_frequency=_MIN_PAIR_COUNT,
+        initial_alphabet=list(byte_characters()),
+        special_tokens=[],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer=trainer)
+    learned = json.loads(tokenizer.to_str())["model"]["merges"]
+    return [(left, right) for left, right in learned]

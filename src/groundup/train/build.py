@@ -1,0 +1,164 @@
+"""From a config to a run that is ready to train: device, precision, data, model, optimizer, last state."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from groundup.checkpoint import store
+from groundup.core.config import to_dict, to_yaml
+from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.files import atomic_write, checksum
+from groundup.core.log import logger
+from groundup.core.progress import human_count
+from groundup.models import build_model
+from groundup.models.count import num_parameters
+from groundup.models.initialise import initialise
+from groundup.tokens.build import tokenizer_of
+from groundup.tokens.dataset import Splits, TokenDataset, open_splits, require_plan
+from groundup.tokens.indexed import idx_path
+from groundup.tokens.tokenizer import Tokenizer
+from groundup.train.allocator import keep_freed_memory
+from groundup.train.compiling import compile_layers
+from groundup.train.config import TrainConfig
+from groundup.train.hardware import choose_device, describe
+from groundup.train.optim import build_optimizers
+from groundup.train.precision import LossScaler, Precision, choose_precision
+from groundup.train.state import TrainState
+
+CONFIG_FILE = "config.yaml"
+_MUST_MATCH = ("model", "data.path", "data.split", "data.sequence_length", "global_batch_size", "seed")
+"""Settings without which a run would not be the same run."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Run:
+    """All that the loop reads."""
+
+    config: TrainConfig
+    device: torch.device
+    precision: Precision
+    splits: Splits
+    training: TokenDataset
+    tokenizer: Tokenizer
+    data_fingerprint: str
+    state: TrainState
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """Where the run's checkpoints are."""
+        return self.config.run_dir / "checkpoints"
+
+    def save(self) -> Path:
+        """Saves the present state and removes what is older than is kept."""
+        snapshot = self.state.snapshot(self.config, self.data_fingerprint)
+        folder = store.save(self.checkpoints_dir, self.state.step, snapshot, self.tokenizer)
+        store.prune(self.checkpoints_dir, keep_last=self.config.checkpoint.keep_last)
+        return folder
+
+
+def build_run(config: TrainConfig) -> Run:
+    """Prepares a run, and continues it from its newest sound checkpoint where there is one.
+
+    Raises:
+        MachineError: The device or the precision asked for is not there.
+        DataError: The data is missing, damaged, or too small for the plan.
+        ConfigError: The model's vocabulary is not the tokenizer's.
+        CheckpointError: The run folder holds another run.
+    """
+    device = choose_device(config.device)
+    precision = choose_precision(config.precision, device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.manual_seed(config.seed)
+
+    splits = open_splits(config.data, seed=config.seed)
+    require_plan(
+        splits,
+        num_steps=config.num_steps,
+        global_batch_size=config.global_batch_size,
+        validation=config.validation.interval > 0,
+    )
+    assert splits.train is not None, "the plan was checked"
+    tokenizer = tokenizer_of(config.data.path)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size is {config.model.vocab_size},"
+            f" the tokenizer of the data has {tokenizer.vocab_size}",
+            where=config.data.path,
+            fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
+        )
+
+    model = build_model(config.model, device=device).train()
+    state = TrainState(
+        model=model,
+        optimizers=build_optimizers(model, config.optimizer),
+        scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
+    )
+    run = Run(
+        config=config,
+        device=device,
+        precision=precision,
+        splits=splits,
+        training=splits.train,
+        tokenizer=tokenizer,
+        data_fingerprint=checksum(idx_path(splits.indexed.prefix)),
+        state=state,
+    )
+    newest = store.newest_verified(run.checkpoints_dir)
+    if newest:
+        _resume(run, newest)
+    else:
+        initialise(model, config.model, seed=config.seed)
+    config.run_dir.mkdir(parents=True, exist_ok=True)
+    with atomic_write(config.run_dir / CONFIG_FILE) as file:
+        file.write(to_yaml(config).encode())
+    if config.compile:
+        compile_layers(model)
+    logger.info(
+        "%s with %s parameters on %s in %s; %s of tokens a step, %s training tokens",
+        config.model.kind,
+        human_count(num_parameters(config.model)),
+        describe(device),
+        precision.name,
+        human_count(config.tokens_per_step),
+        human_count(run.training.num_tokens),
+    )
+    return run
+
+
+def _resume(run: Run, folder: Path) -> None:
+    snapshot = store.load(folder, device=run.device)
+    if snapshot.about["data"] != run.data_fingerprint:
+        raise CheckpointError(
+            f"trained on other data ({snapshot.about['data']})"
+            f" than {run.config.data.path} ({run.data_fingerprint})",
+            where=folder,
+            fix="Restore the data, or name another run_dir.",
+        )
+    before, now = _flat(snapshot.about["config"]), _flat(to_dict(run.config))
+    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    forbidden = [key for key in changed if key.startswith(_MUST_MATCH)]
+    if forbidden:
+        differences = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in forbidden)
+        raise CheckpointError(
+            f"the run folder holds another run: {differences}",
+            where=folder,
+            fix="Name another run_dir, or restore the settings.",
+        )
+    for key in changed:
+        logger.info("since the checkpoint, %s changed from %s to %s", key, before.get(key), now.get(key))
+    run.state.restore(snapshot, run.config, folder)
+    logger.info("continuing from %s", folder)
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat

@@ -1,0 +1,44 @@
+"""torch.compile, where the machine can: otherwise eager, with a word on what is missing."""
+
+import shutil
+
+import torch
+
+from groundup.core.log import logger
+from groundup.models import Model
+
+
+def compile_layers(model: Model) -> bool:
+    """Compiles each transformer layer in place; returns whether it did.
+
+    One layer's graph serves all, so compiling takes seconds instead of minutes. A first run on a tiny
+    function finds out whether the machine's compiler works; if not, the model stays eager.
+    """
+    device = next(model.parameters()).device
+    reason = _missing(device)
+    if reason:
+        logger.warning("training without torch.compile: %s", reason)
+        return False
+    for layer in model.layers.values():
+        layer.compile()
+    return True
+
+
+def _missing(device: torch.device) -> str:
+    """Why torch.compile does not work here; empty when it does."""
+    if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
+        return "no C++ compiler is on the PATH (on Debian: apt install g++)"
+    try:
+        torch.compile(lambda x: x * 2 + 1)(torch.ones(8, device=device))
+    except Exception as error:  # whatever the toolchain raises, eager works
+        message = str(error).strip().splitlines()
+        hint = ""
+        if "-lcuda" in str(error):
+            hint = (
+                "; the linker does not find libcuda: add its folder to LIBRARY_PATH"
+                " (often /usr/lib/wsl/lib or /usr/local/cuda/compat)"
+            )
+        return f"{type(error).__name__}: {message[0] if message else 'no message'}{hint}"
+    finally:
+        torch._dynamo.reset()
+    return ""

@@ -1,0 +1,158 @@
+"""What a training run is: one config, from which everything else follows."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from groundup.core.config import config
+from groundup.models import ModelConfig
+from groundup.tokens.dataset import DataConfig
+from groundup.train.optim import AdamW, Optimizer
+from groundup.train.precision import LossScaleConfig, PrecisionName
+from groundup.train.schedules import LrSchedule
+from groundup.train.schedules.cosine import Cosine
+from groundup.train.schedules.warmup import Steps, Warmup
+
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
+
+
+@config
+class LogConfig:
+    """What is reported, and how often.
+
+    Attributes:
+        interval: Steps between log lines (and records of ``metrics.jsonl``).
+        tensorboard: Also write TensorBoard events to the run folder.
+    """
+
+    interval: Positive = 10
+    tensorboard: bool = False
+
+
+@config
+class ValidationConfig:
+    """Loss on text that is not trained on.
+
+    Attributes:
+        interval: Steps between validations; 0 for none but the one at the end.
+        num_batches: Micro-batches of each; 0 for the whole split.
+    """
+
+    interval: NotNegative = 250
+    num_batches: NotNegative = 20
+
+
+@config
+class SampleConfig:
+    """Completions while training, to see the model learn.
+
+    Attributes:
+        interval: Steps between samples; 0 for none.
+        prompt: What to complete.
+        max_new_tokens: Length of a completion.
+        temperature: 0 is greedy.
+    """
+
+    interval: NotNegative = 0
+    prompt: str = "\n"
+    max_new_tokens: Positive = 64
+    temperature: float = 0.8
+
+
+@config
+class CheckpointConfig:
+    """When the run's state is saved.
+
+    Attributes:
+        interval: Steps between checkpoints; the last step is always saved.
+        keep_last: Checkpoints that stay on disk.
+    """
+
+    interval: Positive = 1000
+    keep_last: Positive = 2
+
+
+@config
+class TrainConfig:
+    """A training run.
+
+    Attributes:
+        run_dir: Everything about the run is written here; if it holds a checkpoint, the run continues.
+        model: Architecture.
+        data: Tokens to train on.
+        num_steps: Optimizer steps.
+        micro_batch_size: Samples of one forward and backward pass.
+        global_batch_size: Samples of one optimizer step; a multiple of the micro-batch.
+        optimizer: How gradients become updates.
+        schedule: Learning rate after the warm-up.
+        warmup: Length of the linear climb of the learning rate.
+        schedule_steps: Horizon of the schedule in steps; 0 for ``num_steps``.
+        clip_grad_norm: Largest global norm of gradients; 0 for no clipping.
+        precision: Format of matrix products; ``auto`` takes the best that the hardware has.
+        loss_scale: For fp16.
+        device: ``auto`` takes a GPU where there is one.
+        compile: Compile each layer with torch.compile; falls back to eager with a warning.
+        deterministic: Only kernels whose result is the same in every run.
+        seed: Of initial weights, sample order and dropout.
+        log: Reporting.
+        validation: Validation while training.
+        sample: Completions while training.
+        checkpoint: Saving.
+    """
+
+    run_dir: Path
+    model: ModelConfig
+    data: DataConfig
+    num_steps: Positive
+    micro_batch_size: Positive = 8
+    global_batch_size: Positive = 8
+    optimizer: Optimizer = AdamW()
+    schedule: LrSchedule = Cosine()
+    warmup: Warmup = Steps()
+    schedule_steps: NotNegative = 0
+    clip_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    precision: PrecisionName = "auto"
+    loss_scale: LossScaleConfig = LossScaleConfig()
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool = False
+    deterministic: bool = False
+    seed: int = 1234
+    log: LogConfig = LogConfig()
+    validation: ValidationConfig = ValidationConfig()
+    sample: SampleConfig = SampleConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+
+    def __post_init__(self) -> None:
+        """Checks the settings against each other."""
+        if self.global_batch_size % self.micro_batch_size:
+            raise ValueError(
+                f"global_batch_size {self.global_batch_size} is not a multiple of"
+                f" micro_batch_size {self.micro_batch_size}"
+            )
+        if self.data.sequence_length > self.model.max_sequence_length:
+            raise ValueError(
+                f"data.sequence_length {self.data.sequence_length} is longer than"
+                f" model.max_sequence_length {self.model.max_sequence_length}"
+            )
+        if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
+            raise ValueError(
+                f"the warm-up takes {self.warmup_steps:g} of the schedule's {self.horizon_steps} steps;"
+                " shorten it or train longer"
+            )
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens of one optimizer step."""
+        return self.global_batch_size * self.data.sequence_length
+
+    @property
+    def horizon_steps(self) -> int:
+        """The step at which the schedule ends."""
+        return self.schedule_steps or self.num_steps
+
+    @property
+    def warmup_steps(self) -> float:
+        """Length of the warm-up in steps."""
+        return self.warmup.in_steps(self.horizon_steps, self.tokens_per_step)

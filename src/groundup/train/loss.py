@@ -1,0 +1,94 @@
+"""The language-modelling loss, without ever holding full fp32 logits.
+
+Shapes: M tokens, D model, V padded vocabulary, C tokens of a chunk.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+IGNORE = -1
+"""Target id of a position that has no target."""
+
+_ROWS = 2048
+"""Tokens whose logits are held at once, in the compute dtype; bounds the memory of the loss."""
+_SOFTMAX_ROWS = 128
+"""Tokens whose logits are held at once in fp32; small enough for a CPU's cache."""
+
+
+def linear_cross_entropy(hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, *, vocab_size: int) -> Tensor:
+    """Sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
+
+    The sum, not the mean: divided by the global number of targets it makes accumulation, data
+    parallelism and padding agree exactly. Ids from ``vocab_size`` on are padding and get probability 0.
+    The products run in autocast's dtype where it is on. Both gradients are made in the forward pass,
+    chunk by chunk, so that the logits are neither kept nor computed twice.
+
+    Args:
+        hidden_MD: Final hidden states [M, D].
+        head_VD: Weight of the output head [V, D], V >= vocab_size.
+        targets_M: Target ids [M]; ``IGNORE`` adds nothing.
+        vocab_size: True vocabulary.
+    """
+    device = hidden_MD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
+    with torch.autocast(device, enabled=False):
+        loss: Tensor = _LinearCrossEntropy.apply(hidden_MD, head_VD, targets_M, vocab_size, dtype)
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, vocab_size: int, dtype: torch.dtype
+    ) -> Tensor:
+        with_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        head = head_VD.to(dtype)
+        loss = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
+        hidden_gradients = []
+        head_gradient: Tensor | None = None
+        for rows_CD, targets_C in zip(hidden_MD.split(_ROWS), targets_M.split(_ROWS), strict=True):
+            rows_CD = rows_CD.to(dtype)
+            logits_CV = rows_CD @ head.T
+            loss += _softmax_in_place(logits_CV, targets_C, vocab_size)
+            if with_gradients:  # logits_CV now holds d loss / d logits
+                hidden_gradients.append(logits_CV @ head)
+                part_VD = (logits_CV.T @ rows_CD).to(head_VD.dtype)
+                head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
+        if with_gradients:
+            ctx.save_for_backward(torch.cat(hidden_gradients), head_gradient)
+            ctx.hidden_dtype = hidden_MD.dtype
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        hidden_gradient_MD, head_gradient_VD = ctx.saved_tensors
+        return (
+            hidden_gradient_MD.to(ctx.hidden_dtype).mul_(loss_gradient),
+            head_gradient_VD.mul_(loss_gradient),
+            None,
+            None,
+            None,
+        )
+
+
+def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> Tensor:
+    """Turns logits into (softmax - one-hot of the target); returns the summed loss in fp32."""
+    loss = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
+    rows = _SOFTMAX_ROWS if logits_MV.device.type == "cpu" else logits_MV.shape[0]
+    for logits_CV, targets_C in zip(logits_MV.split(rows), targets_M.split(rows), strict=True):
+        logits_CV[:, vocab_size:] = -torch.inf
+        valid_C1 = (targets_C != IGNORE).unsqueeze(1)
+        targets_C1 = targets_C.clamp_min(0).unsqueeze(1)
+        log_softmax_CV = torch.log_softmax(
+            logits_CV, -1, dtype=torch.promote_types(logits_CV.dtype, torch.float32)
+        )
+        target_C1 = log_softmax_CV.gather(1, targets_C1)
+        loss -= target_C1.where(valid_C1, 0.0).sum()
+        gradient_CV = log_softmax_CV.exp_()
+        gradient_CV.scatter_add_(1, targets_C1, torch.full_like(target_C1, -1.0))
+        logits_CV.copy_(gradient_CV.mul_(valid_C1))
+    return loss

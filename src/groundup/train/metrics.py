@@ -1,0 +1,138 @@
+"""What a run reports: ``metrics.jsonl`` (the truth), one log line an interval, TensorBoard on request."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+
+from groundup.core.files import atomic_write
+from groundup.core.log import logger
+from groundup.core.progress import human_count, human_seconds
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class Sink(Protocol):
+    """Something else that receives the records."""
+
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """Takes one value."""
+        ...
+
+
+class Metrics:
+    """Appends records to a run's ``metrics.jsonl``; each has "kind" and "step".
+
+    Args:
+        run_dir: The run folder.
+        from_step: Records of later steps are dropped: they belong to an attempt that was not saved.
+        tensorboard: Whether to write TensorBoard events too.
+    """
+
+    def __init__(self, run_dir: Path, *, from_step: int, tensorboard: bool) -> None:
+        path = run_dir / METRICS_FILE
+        if path.exists():
+            kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= from_step]
+            with atomic_write(path) as file:
+                file.writelines(line + b"\n" for line in kept)
+        self._file = path.open("ab", buffering=0)
+        self._sinks: list[Sink] = []
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._sinks.append(SummaryWriter(str(run_dir / "tensorboard"), purge_step=from_step + 1))
+
+    def record(self, kind: str, step: int, **values: Any) -> None:
+        """Writes one record."""
+        self._file.write(orjson.dumps({"kind": kind, "step": step, **values}) + b"\n")
+        for sink in self._sinks:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    sink.add_scalar(f"{kind}/{name}", value, step)
+
+
+@dataclasses.dataclass
+class Stopwatch:
+    """Time spent training, without validation, saving and sampling."""
+
+    began: float = dataclasses.field(default_factory=time.perf_counter)
+    paused: float = 0.0
+
+    def seconds(self) -> float:
+        """Seconds since the start, less the pauses."""
+        return time.perf_counter() - self.began - self.paused
+
+    def reset(self) -> None:
+        """Starts anew."""
+        self.began, self.paused = time.perf_counter(), 0.0
+
+    def __enter__(self) -> "Stopwatch":
+        """Begins a pause."""
+        self._pause_began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends a pause."""
+        self.paused += time.perf_counter() - self._pause_began
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The figures of one log line.
+
+    Attributes:
+        loss: Mean over the interval's steps.
+        tokens_per_second: Trained tokens over training time.
+        flops_per_second: By the formula of ``models.count``.
+        mfu: Share of the device's stated peak; 0 where that is unknown.
+    """
+
+    step: int
+    num_steps: int
+    loss: float
+    grad_norm: float
+    lr: float
+    tokens_per_second: float
+    flops_per_second: float
+    mfu: float
+    loss_scale: float
+    skipped_steps: int
+    memory_bytes: int
+    epoch: float
+    tokens: int
+    eta_seconds: float
+
+    def line(self) -> str:
+        """One line for the terminal."""
+        parts = [
+            f"step {self.step:>{len(str(self.num_steps))}}/{self.num_steps}",
+            f"loss {self.loss:.4f}",
+            f"grad norm {self.grad_norm:.3f}",
+            f"lr {self.lr:.3e}",
+            f"{human_count(self.tokens_per_second)} tokens/s",
+            f"{self.flops_per_second / 1e12:.3g} TFLOP/s",
+        ]
+        if self.mfu:
+            parts.append(f"MFU {self.mfu:.1%}")
+        if self.loss_scale != 1:
+            parts.append(f"loss scale {self.loss_scale:g}")
+        if self.skipped_steps:
+            parts.append(f"skipped {self.skipped_steps}")
+        parts += [f"{self.memory_bytes / 1e9:.2f} GB", f"epoch {self.epoch:.2f}"]
+        parts.append(f"ETA {human_seconds(self.eta_seconds)}")
+        return " | ".join(parts)
+
+    def report(self, metrics: Metrics) -> None:
+        """Logs the line and writes the record."""
+        logger.info("%s", self.line())
+        values = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("step", "num_steps")}
+        metrics.record("train", self.step, **values)
+
+
+def _step_of(line: bytes) -> int:
+    try:
+        return int(orjson.loads(line)["step"])
+    except (orjson.JSONDecodeError, KeyError):  # the line that a kill cut short
+        return 1 << 62

@@ -1,0 +1,178 @@
+"""Optimizers: how gradients become updates. Each builds PyTorch's own for a model's parameters."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from groundup.core.config import ByKind, config
+from groundup.core.errors import CheckpointError
+
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+@config
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
+
+    Attributes:
+        lr: Peak learning rate.
+        beta1: Decay of the mean of gradients.
+        beta2: Decay of the mean of squared gradients.
+        eps: Added to the root of the latter.
+        weight_decay: On tensors of 2 or more dimensions only.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: Rate = 6e-4
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+
+
+@config
+class Muon:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all else.
+
+    Attributes:
+        lr: Peak learning rate of the matrices, in AdamW's units: updates are scaled to AdamW's root
+            mean square (Liu et al. 2025, arXiv:2502.16982).
+        momentum: Nesterov momentum.
+        weight_decay: On the matrices.
+        adamw: For the embedding, the head, biases and norms.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: Rate = 2e-3
+    momentum: Share = 0.95
+    weight_decay: float = 0.1
+    adamw: AdamW = AdamW()
+
+
+@config
+class Sgd:
+    """Plain stochastic gradient descent: the honest witness when two runs are compared.
+
+    Attributes:
+        lr: Peak learning rate.
+        momentum: 0 for none.
+    """
+
+    kind: Literal["sgd"] = "sgd"
+    lr: Rate = 0.1
+    momentum: Share = 0.0
+
+
+Optimizer = Annotated[AdamW | Muon | Sgd, ByKind]
+
+
+class Optimizers:
+    """One or two PyTorch optimizers that step as one, with state by parameter name."""
+
+    def __init__(self, parts: list[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> None:
+        self._parts = parts
+        self._names = names
+        for group in self._groups():
+            group["peak_lr"] = group["lr"]
+
+    @property
+    def lr(self) -> float:
+        """Present learning rate of the first group."""
+        return float(next(self._groups())["lr"])
+
+    def set_lr_ratio(self, ratio: float) -> None:
+        """Sets each group's learning rate to ``ratio`` times its peak."""
+        for group in self._groups():
+            group["lr"] = group["peak_lr"] * ratio
+
+    def step(self) -> None:
+        """Updates all parameters."""
+        for part in self._parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Drops all gradients."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors by "parameter name/entry", in the parameter's shape or scalars."""
+        return {
+            f"{self._names[parameter]}/{entry}": torch.as_tensor(value)
+            for part in self._parts
+            for parameter, entries in part.state.items()
+            for entry, value in entries.items()
+            if value is not None
+        }
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over a state; parameters that have none (nothing was ever stepped) are left without.
+
+        Raises:
+            CheckpointError: Entries of unknown parameters, or none for some parameters but not all.
+        """
+        by_parameter: dict[str, dict[str, Tensor]] = {}
+        for key, value in state.items():
+            name, _, entry = key.rpartition("/")
+            by_parameter.setdefault(name, {})[entry] = value
+        known = set(self._names.values())
+        if by_parameter and by_parameter.keys() != known:
+            missing, unknown = sorted(known - by_parameter.keys()), sorted(by_parameter.keys() - known)
+            raise CheckpointError(
+                f"optimizer state does not fit: {len(missing)} parameters have none {missing[:3]}, "
+                f"{len(unknown)} are unknown {unknown[:3]}",
+                fix="Continue with the optimizer the run began with.",
+            )
+        for part in self._parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    entries = by_parameter.get(self._names[parameter], {})
+                    part.state[parameter] = {
+                        entry: value.to(parameter.device) for entry, value in entries.items()
+                    }
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        return (group for part in self._parts for group in part.param_groups)
+
+
+def build_optimizers(model: nn.Module, config: Optimizer) -> Optimizers:
+    """The optimizer of a config for a model's parameters; decay only on 2 or more dimensions."""
+    named = dict(model.named_parameters())
+    names: dict[Tensor, str] = {parameter: name for name, parameter in named.items()}
+    match config:
+        case AdamW():
+            parts: list[torch.optim.Optimizer] = [_adamw(list(named.values()), config)]
+        case Muon():
+            matrices = [p for name, p in named.items() if name.startswith("layers.") and p.ndim == 2]
+            chosen = set(matrices)
+            others = [parameter for parameter in named.values() if parameter not in chosen]
+            muon = torch.optim.Muon(
+                matrices,
+                lr=config.lr,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+            parts = [muon, _adamw(others, config.adamw)]
+        case Sgd():
+            parts = [torch.optim.SGD(list(named.values()), lr=config.lr, momentum=config.momentum)]
+    return Optimizers(parts, names)
+
+
+def _adamw(parameters: Sequence[Tensor], config: AdamW) -> torch.optim.Optimizer:
+    groups = [
+        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=fused,
+    )

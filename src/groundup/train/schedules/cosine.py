@@ -1,0 +1,18 @@
+"""Half a cosine from the peak down to a fraction of it (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
+
+import math
+from typing import Literal
+
+from groundup.core.config import config
+
+
+@config
+class Cosine:
+    """Attributes: ``min_ratio`` is the last learning rate over the peak."""
+
+    kind: Literal["cosine"] = "cosine"
+    min_ratio: float = 0.1
+
+    def after_warmup(self, progress: float) -> float:
+        """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""
+        return self.min_ratio + (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))

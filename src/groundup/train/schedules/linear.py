@@ -1,0 +1,17 @@
+"""A straight line from the peak down to a fraction of it."""
+
+from typing import Literal
+
+from groundup.core.config import config
+
+
+@config
+class Linear:
+    """Attributes: ``min_ratio`` is the last learning rate over the peak."""
+
+    kind: Literal["linear"] = "linear"
+    min_ratio: float = 0.0
+
+    def after_warmup(self, progress: float) -> float:
+        """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""
+        return 1 - (1 - self.min_ratio) * progress

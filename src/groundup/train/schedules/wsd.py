@@ -1,0 +1,33 @@
+"""Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): the peak, then a short decay."""
+
+import math
+from typing import Literal
+
+from groundup.core.config import config
+
+
+@config
+class Wsd:
+    """A long stable phase and a decay at the end.
+
+    Attributes:
+        decay_fraction: Share of the steps after the warm-up that decays.
+        min_ratio: The last learning rate over the peak.
+        shape: ``linear``, or ``sqrt``: 1 - sqrt(x) (Hägele et al. 2024, arXiv:2405.18392).
+    """
+
+    kind: Literal["wsd"] = "wsd"
+    decay_fraction: float = 0.2
+    min_ratio: float = 0.0
+    shape: Literal["linear", "sqrt"] = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuses what is no fraction."""
+        if not 0 < self.decay_fraction <= 1:
+            raise ValueError("decay_fraction must be more than 0 and at most 1")
+
+    def after_warmup(self, progress: float) -> float:
+        """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""
+        decayed = max(0.0, (progress - (1 - self.decay_fraction)) / self.decay_fraction)
+        fall = math.sqrt(decayed) if self.shape == "sqrt" else decayed
+        return 1 - (1 - self.min_ratio) * fall

@@ -1,0 +1,21 @@
+"""Fixtures shared by all tests."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Two test processes share two cores: more threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_SHARED_DATA = Path(
+    os.environ.get("GROUNDUP_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")
+)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data beside the project; read-only, and absent on a user's machine."""
+    if not _SHARED_DATA.is_dir():
+        pytest.skip(f"no real data at {_SHARED_DATA} (set GROUNDUP_SHARED_DATA to its folder)")
+    return _SHARED_DATA

@@ -1,0 +1,73 @@
+"""A small real dataset and the config of a run on it, for tests that train."""
+
+from pathlib import Path
+
+import orjson
+
+from groundup.core.config import resolve
+from groundup.eval.perplexity import Evaluation
+from groundup.tokens.build import build_tokens
+from groundup.tokens.train_bpe import train_tokenizer
+from groundup.train.config import TrainConfig
+from groundup.train.loop import train
+
+SENTENCES = (
+    "the cat sat on the mat and looked at the moon",
+    "a dog ran over the hill to find a stone",
+    "when the rain came the river rose above the bridge",
+    "she wrote a letter to the man who sold the boat",
+)
+
+
+def make_data(folder: Path) -> Path:
+    """Sixty documents of a few hundred tokens; returns the prefix of .bin and .idx."""
+    documents = [
+        {"text": ". ".join(SENTENCES[(i * j + j) % 4][i % 7 :] for j in range(40))} for i in range(60)
+    ]
+    source = folder / "documents.jsonl"
+    source.write_bytes(b"\n".join(orjson.dumps(document) for document in documents))
+    tokenizer = train_tokenizer((document["text"] for document in documents), vocab_size=300)
+    build_tokens([source], folder / "data", tokenizer, workers=1)
+    return folder / "data_text_document"
+
+
+def make_config(data: Path, run_dir: Path, *overrides: str) -> TrainConfig:
+    """A two-layer GPT-2 for six steps in fp32, deterministic."""
+    base = (
+        f"run_dir={run_dir}",
+        f"data.path={data}",
+        "data.split=80,10,10",
+        "data.sequence_length=32",
+        "model.kind=gpt2",
+        "model.vocab_size=300",
+        "model.max_sequence_length=32",
+        "model.num_layers=2",
+        "model.hidden_size=32",
+        "model.num_heads=2",
+        "model.ffn_size=64",
+        "num_steps=6",
+        "micro_batch_size=2",
+        "global_batch_size=4",
+        "precision=fp32",
+        "device=cpu",
+        "deterministic=true",
+        "log.interval=1",
+        "checkpoint.interval=3",
+        "validation.interval=0",
+    )
+    return resolve(TrainConfig, overrides=(*base, *overrides)).value
+
+
+def run(config: TrainConfig, **callbacks) -> list[dict]:
+    """Trains, and returns the records of ``metrics.jsonl``."""
+
+    def no_evaluation(run, dataset, num_batches):
+        return Evaluation(total_loss=0.0, num_tokens=1, num_bytes=1)
+
+    train(config, **{"evaluate": no_evaluation, "complete": lambda run: "", **callbacks})
+    return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def losses(records: list[dict]) -> dict[int, float]:
+    """Step -> loss."""
+    return {record["step"]: record["loss"] for record in records if record["kind"] == "train"}

@@ -1,0 +1,37 @@
+"""Tiny models with weights that tell: large, random norms and biases, so that a slip shows."""
+
+import dataclasses
+from pathlib import Path
+
+import torch
+
+from groundup.checkpoint.loaded import LoadedModel
+from groundup.models import build_model
+from groundup.models.initialise import initialise
+from groundup.tokens.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from tests.models_for_tests import MODELS
+
+END = "<|endoftext|>"
+
+
+def tiny_tokenizer() -> ByteLevelTokenizer:
+    """300 ids, as many as the models have: all bytes, 43 merges, the end of a document."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    merges = [("Ġ", letter) for letter in letters] + [("e", letter) for letter in letters[:17]]
+    tokens = [*byte_characters(), *(left + right for left, right in merges)]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    bpe = ByteLevelBpe(vocab=vocab, merges=merges, specials={END: len(vocab)})
+    return ByteLevelTokenizer(bpe, end_of_document=END)
+
+
+def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
+    """One of ``MODELS`` with random weights."""
+    config = dataclasses.replace(MODELS[name], init_std=0.3)
+    model = build_model(config)
+    initialise(model, config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return LoadedModel(config=config, model=model.eval(), tokenizer=tiny_tokenizer(), source=Path("tiny"))

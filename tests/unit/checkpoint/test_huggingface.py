@@ -1,0 +1,215 @@
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from groundup.checkpoint.huggingface import DtypeName, read_huggingface, torch_dtype, write_huggingface
+from groundup.checkpoint.logical import logical_weights
+from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
+from groundup.checkpoint.parity import compare, rounded
+from groundup.core.errors import CheckpointError, DataError, MachineError
+from groundup.models.gpt2 import GPT2Config
+from tests.models_for_tests import MODELS
+from tests.tiny import tiny_model
+
+
+def edit_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
+    ours = tiny_model(name)
+    write_huggingface(ours, tmp_path / "out")
+    back = read_huggingface(tmp_path / "out")
+    expected = ours.config
+    if isinstance(expected, GPT2Config):
+        expected = dataclasses.replace(expected, bias=True)  # theirs always has biases
+    assert back.config == expected
+    found = dict(back.model.named_parameters())
+    original = dict(ours.model.named_parameters())
+    assert original.keys() <= found.keys()
+    for parameter_name, parameter in found.items():
+        expected_value = original.get(parameter_name, torch.zeros_like(parameter))
+        assert torch.equal(parameter, expected_value), parameter_name
+    assert not back.model.training
+    assert back.tokenizer.fingerprint == ours.tokenizer.fingerprint
+    assert back.prompt_prefix == ()
+    parity = compare(ours, back)
+    assert parity.max_difference <= 1e-5  # a bias of zeros may add in another order
+    assert parity.top1_agreement == 1
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sixteen_bit_exports_hold_the_rounded_weights(dtype: DtypeName, tmp_path: Path) -> None:
+    ours = tiny_model("llama")
+    write_huggingface(ours, tmp_path / "out", dtype=dtype)
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch_dtype(dtype)}
+    back = read_huggingface(tmp_path / "out")
+    assert {p.dtype for p in back.model.parameters()} == {torch.float32}
+    assert compare(rounded(ours, torch_dtype(dtype)), back).max_difference == 0
+    assert compare(ours, back).max_difference > 1e-4
+
+
+def test_padding_and_a_tied_head_are_left_out(tmp_path: Path) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "tied")
+    stored = load_file(tmp_path / "tied" / "model.safetensors")
+    assert stored["transformer.wte.weight"].shape == (300, 32)
+    assert stored["transformer.h.0.attn.c_attn.weight"].shape == (32, 96)
+    assert "lm_head.weight" not in stored
+    write_huggingface(tiny_model("llama"), tmp_path / "untied")
+    assert load_file(tmp_path / "untied" / "model.safetensors")["lm_head.weight"].shape == (300, 32)
+
+
+def test_a_folder_of_others_is_not_overwritten(tmp_path: Path) -> None:
+    ours = tiny_model("gpt2")
+    other = tmp_path / "other"
+    other.mkdir()
+    write_huggingface(ours, other)  # empty: fine
+    write_huggingface(tiny_model("gpt2", seed=1), other)  # an export of ours: replaced
+    assert compare(tiny_model("gpt2", seed=1), read_huggingface(other)).max_difference == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="mine: is not empty"):
+        write_huggingface(ours, tmp_path / "mine")
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(CheckpointError, match="file: is not empty"):
+        write_huggingface(ours, tmp_path / "file")
+
+
+def test_a_failed_write_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = tiny_model("gpt2")
+    write_huggingface(ours, tmp_path / "out")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("groundup.checkpoint.huggingface.save_file", full)
+    with pytest.raises(MachineError, match="No space left"):
+        write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "out")
+    monkeypatch.undo()
+    assert compare(ours, read_huggingface(tmp_path / "out")).max_difference == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
+    ours = tiny_model("llama")
+    with torch.no_grad():
+        next(ours.model.parameters())[0, 0] = 1e5
+    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight does not fit float16"):
+        write_huggingface(ours, tmp_path / "out", dtype="float16")
+    assert not any(tmp_path.iterdir())
+
+
+def test_shards_bare_names_and_old_buffers_are_read(tmp_path: Path) -> None:
+    ours = tiny_model("gpt2")
+    folder = tmp_path / "out"
+    write_huggingface(ours, folder)
+    stored = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in stored.items()}
+    bare["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)
+    bare["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+    bare["lm_head.weight"] = stored["transformer.wte.weight"].clone()
+    names = sorted(bare)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file_name, part in shards.items():
+        save_file({name: bare[name] for name in part}, folder / file_name)
+    weight_map = {name: file_name for file_name, part in shards.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert compare(ours, read_huggingface(folder)).max_difference == 0
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"b\.safetensors is missing"):
+        read_huggingface(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("llama", {"attention_bias": True}, "attention_bias = True is not supported"),
+        ("llama", {"mlp_bias": True}, "mlp_bias = True"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("llama", {"head_dim": 16}, "head_dim = 16 is not supported, only 8"),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
+        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_parameters"),
+        ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("llama", {"model_type": "mamba"}, "model_type is 'mamba'; supported are gpt2, llama"),
+        ("gpt2", {"activation_function": "relu"}, "activation_function = 'relu'"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
+        ("gpt2", {"n_layer": 1}, r"unexpected: transformer\.h\.1\."),
+        ("gpt2", {"n_layer": 3}, r"missing: transformer\.h\.2\."),
+        ("gpt2", {"n_head": 5}, "hidden_size 32 is not a multiple of num_heads 5"),
+        ("gpt2", {"n_inner": 40}, r"mlp\.c_fc\.\w+ has shape \(.*48,?\), expected 40 outputs"),
+        ("gpt2", {"n_positions": 32}, "wpe"),
+        ("gpt2", {"vocab_size": 299}, "wte|tokenizer"),
+    ],
+)
+def test_what_is_not_supported_is_named(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_huggingface(tiny_model(name), tmp_path / "out")
+    edit_config(tmp_path / "out", **changes)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        read_huggingface(tmp_path / "out")
+    assert str(tmp_path / "out") in str(caught.value)
+
+
+def test_damaged_folders_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write_huggingface(tiny_model("gpt2"), folder)
+    weights = folder / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
+        read_huggingface(folder)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors.*only pytorch_model\.bin"):
+        read_huggingface(folder)
+    weights.write_bytes(content)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    for file_name in ("vocab.json", "merges.txt"):
+        (folder / file_name).unlink()
+    with pytest.raises(DataError, match="its tokenizer cannot be read"):
+        read_huggingface(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json:1: not valid JSON"):
+        read_huggingface(folder)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-grouped-tied"])
+def test_every_parameter_has_a_rule(name: str) -> None:
+    ours = logical_weights(tiny_model(name).model, MODELS[name])
+    rules = GPT2_RULES if name == "gpt2" else LLAMA_RULES
+    covered = [part for rule in rules_for(rules, list(ours)) for part in rule.ours]
+    assert sorted(covered) == sorted(ours)
+    with pytest.raises(KeyError, match=r"no rule for parameter 'layers\.0\.mystery'"):
+        rules_for(rules, [*ours, "layers.0.mystery"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(heads=st.integers(1, 4), width=st.integers(1, 8), seed=st.integers(0, 9))
+def test_joined_and_transposed_tensors_come_back(heads: int, width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = heads * width
+    ours = {
+        f"layers.7.attention.{part}.{kind}": torch.randn(shape, generator=generator)
+        for part in ("wq", "wk", "wv")
+        for kind, shape in (("weight", (rows, width)), ("bias", (rows,)))
+    }
+    theirs = dict(to_theirs(GPT2_RULES, ours))
+    assert theirs["transformer.h.7.attn.c_attn.weight"].shape == (width, 3 * rows)
+    back: dict[str, torch.Tensor] = {}
+    for rule in rules_for(GPT2_RULES, list(ours)):
+        back.update(to_ours(rule, theirs[rule.theirs], [rows] * 3))
+    assert back.keys() == ours.keys()
+    assert all(torch.equal(back[name], ours[name]) for name in ours)

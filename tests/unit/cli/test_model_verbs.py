@@ -1,0 +1,154 @@
+"""``groundup generate``, ``convert`` and ``eval``, as a user types them."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from groundup.checkpoint.huggingface import read_huggingface, write_huggingface
+from groundup.checkpoint.parity import Parity
+from groundup.cli.app import build_app
+from groundup.core.errors import CheckpointError, ConfigError, DataError
+from groundup.core.files import read_json
+from groundup.core.manifest import Manifest
+from groundup.inference.engine import Engine
+from groundup.inference.sampler import Sampling
+from tests.tiny import tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_huggingface(tiny_model("gpt2"), folder)
+    return folder
+
+
+@pytest.fixture
+def groundup(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line; returns its stdout."""
+
+    def run(*arguments: object) -> str:
+        build_app()([str(argument) for argument in arguments], result_action="return_value")
+        return capsys.readouterr().out
+
+    return run
+
+
+def expected_text(prompt: str, **settings: float) -> str:
+    loaded = tiny_model("gpt2")
+    [found] = Engine(loaded).generate(
+        [loaded.tokenizer.encode(prompt)],
+        sampling=Sampling(**settings),  # type: ignore[arg-type]
+        max_new_tokens=12,
+        seed=4,
+        stop_ids=(299,),
+    )
+    return prompt + found.text
+
+
+def test_generate_prints_prompt_and_completion(groundup: Callable[..., str], model: Path) -> None:
+    command = ("generate", model, "--prompt", "the sea", "--max-new-tokens", 12, "--seed", 4)
+    assert groundup(*command) == expected_text("the sea", temperature=0.8) + "\n"
+    assert groundup(*command) == groundup(*command)
+    assert groundup(*command, "--temperature", 0) == expected_text("the sea", temperature=0) + "\n"
+    filtered = expected_text("the sea", temperature=2.0, top_k=9, top_p=0.9) + "\n"
+    assert groundup(*command, "--temperature", 2, "--top-k", 9, "--top-p", 0.9) == filtered
+
+
+def test_generate_takes_prompts_from_everywhere(
+    groundup: Callable[..., str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("generate", model, "--max-new-tokens", 12, "--seed", 4)
+    expected = expected_text("-- two\nlines", temperature=0.8) + "\n"
+    assert groundup(*command, "--prompt", "-- two\nlines") == expected
+    (tmp_path / "prompt.txt").write_text("-- two\nlines")
+    assert groundup(*command, "--prompt-file", tmp_path / "prompt.txt") == expected
+    monkeypatch.setattr(sys.stdin, "read", lambda: "-- two\nlines\n", raising=False)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    assert groundup(*command) == expected
+    monkeypatch.setattr(sys.stdin, "read", lambda: "", raising=False)
+    with pytest.raises(ConfigError, match="stdin is empty"):
+        groundup(*command)
+    assert groundup(*command, "--prompt", "") != "\n"
+
+
+def test_generate_asks_on_a_terminal(
+    groundup: Callable[..., str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter(["the sea", "", "x" * 100, "stop", "never read"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    out = groundup("generate", model, "--max-new-tokens", 12, "--seed", 4)
+    assert out == expected_text("the sea", temperature=0.8) + "\n"
+    assert next(answers) == "never read"
+
+
+def test_generate_several_samples(groundup: Callable[..., str], model: Path) -> None:
+    command = ("generate", model, "--prompt", "the sea", "--max-new-tokens", 12, "--seed", 4)
+    out = groundup(*command, "--num-samples", 3)
+    assert out.startswith(
+        f"--- sample 1 of 3\n{expected_text('the sea', temperature=0.8)}\n--- sample 2 of 3\n"
+    )
+    with pytest.raises(ConfigError, match="all 3 samples are the same"):
+        groundup(*command, "--num-samples", 3, "--temperature", 0)
+
+
+def test_generate_refuses_what_makes_no_sense(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    for arguments, message in (
+        (("--prompt", "a", "--top-p", "1.5"), "top_p"),
+        (("--prompt", "a", "--prompt-file", "b"), "both given"),
+        (("--prompt", "a", "--max-new-tokens", "0"), "1 or more"),
+        (("--prompt-file", tmp_path / "absent"), "cannot read the prompt"),
+        (("--prompt", "x" * 100), "has 100 tokens, the model's context holds 64"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=message):
+            groundup("generate", model, *arguments)
+    with pytest.raises(CheckpointError, match="no such file or folder"):
+        groundup("generate", tmp_path / "absent", "--prompt", "a")
+
+
+def test_convert_writes_and_compares(groundup: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    out = groundup("convert", model, tmp_path / "a", "--to", "hf")
+    assert "largest difference of logits 0.0e+00, top-1 agreement 100.0%" in out
+    assert read_huggingface(tmp_path / "a").config == tiny_model("gpt2").config
+    Manifest.read(tmp_path / "a" / "groundup_export.json", "export")
+    out = groundup("convert", model, tmp_path / "a", "--to", "hf", "--dtype", "float16")
+    assert "rounding to float16: largest difference" in out
+    assert read_json(tmp_path / "a" / "config.json")["dtype"] == "float16"
+
+
+def test_convert_fails_when_the_models_differ(
+    groundup: Callable[..., str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for difference in (1e-3, float("nan")):
+        parity = Parity(max_difference=difference, top1_agreement=1.0)
+        monkeypatch.setattr("groundup.checkpoint.parity.compare", lambda *_, found=parity: found)
+        with pytest.raises(CheckpointError, match="differs from the original"):
+            groundup("convert", model, tmp_path / "a", "--to", "hf")
+
+
+def test_eval_prints_a_table_or_json(groundup: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the tide and the ebb " * 30)
+    (tmp_path / "more.txt").write_text("é")
+    command = ("eval", model, "--tasks", "perplexity", "--data", tmp_path / "text.txt", tmp_path / "more.txt")
+    found = json.loads(groundup(*command, "--json"))
+    ids = tiny_model("gpt2").tokenizer.encode("the tide and the ebb " * 30)
+    assert found["tokens"] == len(ids) + 3
+    assert found["bytes"] == 21 * 30 - 1 + 2
+    assert found["loss"] > found["unigram_entropy"] > 1
+    table = groundup(*command)
+    assert f"{found['loss']:.4f}" in table
+    assert "bits per byte" in table
+    shorter = json.loads(groundup(*command, "--json", "--max-tokens", 50, "--batch-size", 2))
+    assert shorter["tokens"] == 50
+    with pytest.raises(ConfigError, match="--split has no effect"):
+        groundup(*command, "--split", "90,10")
+
+
+@pytest.mark.parametrize("verb", ["generate", "convert", "eval"])
+def test_help_shows_an_example(groundup: Callable[..., str], verb: str) -> None:
+    assert f"groundup {verb} " in groundup(verb, "--help").split("For example")[1]

@@ -1,0 +1,78 @@
+"""Files are whole or absent; manifests notice damage."""
+
+import gzip
+
+import pytest
+import zstandard
+
+from groundup.core.errors import DataError, MachineError
+from groundup.core.files import (
+    atomic_write,
+    open_decompressed,
+    read_json,
+    require_free_space,
+    write_json,
+)
+from groundup.core.manifest import Manifest, damage, describe_files, fingerprint
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(RuntimeError), atomic_write(path) as file:
+        file.write(b"half")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_compressed_streams_read_the_same(tmp_path):
+    content = b"line\n" * 10_000
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    two_frames = zstandard.compress(content[:100]) + zstandard.compress(content[100:])
+    (tmp_path / "a.zst").write_bytes(two_frames)
+    for name in ("a", "a.gz", "a.zst"):
+        with open_decompressed(tmp_path / name) as stream:
+            assert stream.read() == content
+
+
+def test_wrong_json_names_file_and_line(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('{\n"a": 1,\n}')
+    with pytest.raises(DataError, match=r"a\.json:3: not valid JSON"):
+        read_json(path)
+    with pytest.raises(DataError, match="no such file"):
+        read_json(tmp_path / "b.json")
+
+
+def test_more_than_the_disk_holds_is_refused(tmp_path):
+    with pytest.raises(MachineError, match=r"needs 1000000000\.00 GB"):
+        require_free_space(tmp_path / "not" / "there", 10**18, "the test")
+
+
+def test_manifest_round_trip_and_damage(tmp_path):
+    (tmp_path / "data").write_bytes(b"abc")
+    manifest = Manifest(kind="tokens", files=describe_files(tmp_path, ["data"]), counts={"n": 1})
+    manifest.write(tmp_path / "manifest.json")
+    assert Manifest.read(tmp_path / "manifest.json", "tokens") == manifest
+    with pytest.raises(DataError, match="holds tokens"):
+        Manifest.read(tmp_path / "manifest.json", "checkpoint")
+    assert damage(tmp_path, manifest.files) == ""
+    (tmp_path / "data").write_bytes(b"abd")
+    assert damage(tmp_path, manifest.files) == "data does not match its checksum"
+    (tmp_path / "data").write_bytes(b"ab")
+    assert damage(tmp_path, manifest.files) == "data has 2 bytes, expected 3"
+    (tmp_path / "data").unlink()
+    assert damage(tmp_path, manifest.files) == "data is missing"
+
+
+def test_a_foreign_file_is_no_manifest(tmp_path):
+    write_json(tmp_path / "manifest.json", {"name": "other"})
+    with pytest.raises(DataError, match="not a groundup manifest"):
+        Manifest.read(tmp_path / "manifest.json", "tokens")
+
+
+def test_fingerprint_ignores_the_order_of_keys_only():
+    assert fingerprint({"a": 1, "b": [1, 2]}) == fingerprint({"b": [1, 2], "a": 1})
+    assert fingerprint({"a": 1, "b": [1, 2]}) != fingerprint({"a": 1, "b": [2, 1]})
