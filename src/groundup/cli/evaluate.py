@@ -2,22 +2,29 @@
 
 import json as json_format
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from groundup.eval.tasks import Results
+
+_UNITS = {"loss": "  nats a token", "unigram_entropy": "  nats a token", "bits_per_byte": "  bits"}
 
 
 def evaluate(
     path: Path,
     *,
     data: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)],
-    tasks: Literal["perplexity"] = "perplexity",
-    split_name: Literal["train", "validation", "test", "all"] = "all",
+    tasks: Annotated[tuple[Literal["perplexity", "last_word"], ...], Parameter(consume_multiple=True)] = (
+        "perplexity",
+    ),
+    split_name: Literal["train", "validation", "test", "all"] | None = None,
     split: str | None = None,
-    key: str = "text",
-    sequence_length: int = 0,
-    batch_size: int = 8,
-    max_tokens: int = 0,
+    key: str | None = None,
+    sequence_length: int | None = None,
+    batch_size: int | None = None,
+    max_tokens: int | None = None,
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     json: Annotated[bool, Parameter(negative="")] = False,
@@ -26,83 +33,88 @@ def evaluate(
 
     `perplexity` predicts every token of the data from those before it, in windows that do not overlap,
     and prints the loss (nats a token), perplexity = exp(loss), bits per byte (comparable between
-    tokenizers), and the corpus's unigram entropy: the loss of a model that only knows how often each
+    tokenizers), and the data's unigram entropy: the loss of a model that only knows how often each
     token occurs.
+
+    `last_word` predicts the last word of each passage, as LAMBADA asks; a word is right when each of its
+    tokens is the most probable one.
 
     For example:
 
-        groundup eval runs/a --tasks perplexity --data runs/a/data --split-name test
+        groundup eval runs/a --tasks perplexity --data data/tokens --split-name test
+
         groundup eval exported --tasks perplexity --data wiki.test.raw --json
+
+        groundup eval exported --tasks last_word --data lambada_test.jsonl
 
     Args:
         path: A run folder, one of its checkpoints, or a Hugging Face folder.
         data: A prefix of .bin and .idx files, or texts: files, folders, globs (.txt, .jsonl, .gz, .zst).
         tasks: What to measure.
-        split_name: Which split of a prefix.
+        split_name: Which split of a prefix; by default all of it.
         split: Shares of train, validation and test over its documents; by default those of the run.
-        key: The JSON field that holds the text.
-        sequence_length: Tokens of a window; 0: the model's context.
-        batch_size: Windows at a time; changes speed and memory, not the result.
-        max_tokens: Predict only the first so many tokens; 0: all.
+        key: The JSON field that holds the text; by default "text".
+        sequence_length: Tokens of a window; 0 (the default): the model's context.
+        batch_size: Windows or passages at a time; changes speed and memory, not the result.
+        max_tokens: Predict only the first so many tokens; 0 (the default): all.
         precision: Format of the matrix products.
         device: Where to compute; auto takes a GPU where there is one.
-        json: Print one JSON object instead of the table.
+        json: Print one JSON object a task instead of a table.
     """
     from groundup.checkpoint.open import open_model
     from groundup.core.errors import ConfigError
-    from groundup.core.progress import Progress
-    from groundup.eval.data import open_tokens
-    from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
     from groundup.train.hardware import choose_device
     from groundup.train.precision import choose_precision
 
-    assert tasks == "perplexity", "the command line allows nothing else"
-    if batch_size < 1 or max_tokens < 0 or sequence_length < 0:
-        raise ConfigError("--batch-size is 1 or more, --max-tokens and --sequence-length 0 or more")
-    if split is not None and split_name == "all":
+    if split is not None and split_name in (None, "all"):
         raise ConfigError(
             "--split has no effect on all documents", fix="Add --split-name train, validation or test."
         )
     where = choose_device(device)
     loaded = open_model(path, device=where)
-    tokens = open_tokens(
-        data,
-        loaded.tokenizer,
-        split=split or _split_of_run(loaded.source),
-        split_name=split_name,
-        text_key=key,
-    )
-    total = min(len(tokens) - 1, max_tokens or len(tokens))
-    with Progress("evaluate", total, "tokens") as progress, choose_precision(precision, where).autocast():
-        evaluation = perplexity(
-            loaded.model,
-            loaded.config,
-            tokens,
-            byte_lengths=token_byte_lengths(loaded.tokenizer),
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            max_tokens=max_tokens,
-            on_progress=progress.add,
-        )
-    results: dict[str, Any] = {
-        "loss": evaluation.loss,
-        "perplexity": evaluation.perplexity,
-        "bits_per_byte": evaluation.bits_per_byte,
-        "unigram_entropy": unigram_entropy(tokens[1 : evaluation.num_tokens + 1]),
-        "tokens": evaluation.num_tokens,
-        "bytes": evaluation.num_bytes,
+    options = {
+        "split_name": split_name,
+        "split": split or (_split_of_run(loaded.source) if split_name not in (None, "all") else None),
+        "text_key": key,
+        "sequence_length": sequence_length,
+        "batch_size": batch_size,
+        "max_tokens": max_tokens,
     }
-    if json:
-        about = {"model": str(loaded.source), "data": [str(item) for item in data], "split": split_name}
-        print(json_format.dumps({"task": tasks, **about, **results}))
-        return
-    print(f"perplexity of {loaded.source} on {', '.join(map(str, data))} ({split_name})")
+    for kind in tasks:
+        task = _task(kind, {name: value for name, value in options.items() if value is not None})
+        with choose_precision(precision, where).autocast():
+            results = task.measure(loaded, data)
+        if json:
+            about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in data]}
+            print(json_format.dumps({**about, **_options_of(task), **results}))
+        else:
+            print(f"{kind} of {loaded.source} on {', '.join(map(str, data))}")
+            _print_table(results)
+
+
+def _task(kind: str, options: dict[str, Any]) -> Any:
+    """The task of a kind; an option that it does not know is refused, with its name."""
+    from groundup.core.config import config, from_dict
+    from groundup.eval.tasks import Task
+
+    @config
+    class _Chosen:
+        task: Task
+
+    return from_dict(_Chosen, {"task": {"kind": kind, **options}}, where="command line").task
+
+
+def _options_of(task: Any) -> dict[str, Any]:
+    """A task's settings, as plain values."""
+    from groundup.core.config import to_dict
+
+    return {name: value for name, value in to_dict(task).items() if name != "kind"}
+
+
+def _print_table(results: "Results") -> None:
     for name, value in results.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
         print(f"  {name.replace('_', ' '):<16}{shown:>16}{_UNITS.get(name, '')}")
-
-
-_UNITS = {"loss": "  nats a token", "unigram_entropy": "  nats a token", "bits_per_byte": "  bits"}
 
 
 def _split_of_run(source: Path) -> str:

@@ -145,8 +145,9 @@ def _completion(loaded: Any, prompt: str) -> str:
     end = loaded.tokenizer.end_of_document_id
     generation = Engine(loaded).generate(
         [loaded.tokenizer.encode(prompt)],
-        sampling=Sampling(temperature=0.7, top_p=0.95),
+        sampling=Sampling(temperature=0.6, top_p=0.9),
         max_new_tokens=_NEW_TOKENS,
+        seed=1,
         stop_ids=(end,),
     )[0]
     return generation.text

@@ -9,9 +9,17 @@ from pathlib import Path
 logger = logging.getLogger("groundup")
 
 
+class _StderrHandler(logging.Handler):
+    """Looks stderr up at each record, so that redirecting it works at any time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        sys.stderr.write(self.format(record) + "\n")
+        sys.stderr.flush()
+
+
 def set_up(*, debug: bool = False) -> None:
     """Sends groundup's log records to stderr, one line each, with the time of day."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logger.handlers[:] = [handler]
     logger.setLevel(logging.DEBUG if debug else logging.INFO)

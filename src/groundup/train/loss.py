@@ -14,7 +14,7 @@ IGNORE = -1
 
 _ROWS = 2048
 """Tokens whose logits are held at once, in the compute dtype; bounds the memory of the loss."""
-_SOFTMAX_ROWS = 128
+_SOFTMAX_ROWS = 32
 """Tokens whose logits are held at once in fp32; small enough for a CPU's cache."""
 
 
@@ -58,37 +58,49 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 part_VD = (logits_CV.T @ rows_CD).to(head_VD.dtype)
                 head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
         if with_gradients:
-            ctx.save_for_backward(torch.cat(hidden_gradients), head_gradient)
-            ctx.hidden_dtype = hidden_MD.dtype
+            # Not save_for_backward: the engine may then add to these two in place.
+            ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        hidden_gradient_MD, head_gradient_VD = ctx.saved_tensors
-        return (
-            hidden_gradient_MD.to(ctx.hidden_dtype).mul_(loss_gradient),
-            head_gradient_VD.mul_(loss_gradient),
-            None,
-            None,
-            None,
-        )
+        head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), None, None, None
 
 
 def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> Tensor:
     """Turns logits into (softmax - one-hot of the target); returns the summed loss in fp32."""
+    logits_MV[:, vocab_size:] = -torch.inf
+    on_cpu = logits_MV.device.type == "cpu"
+    quick = on_cpu and logits_MV.dtype == torch.bfloat16
+    rows = _SOFTMAX_ROWS if on_cpu else logits_MV.shape[0]
     loss = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
-    rows = _SOFTMAX_ROWS if logits_MV.device.type == "cpu" else logits_MV.shape[0]
     for logits_CV, targets_C in zip(logits_MV.split(rows), targets_M.split(rows), strict=True):
-        logits_CV[:, vocab_size:] = -torch.inf
         valid_C1 = (targets_C != IGNORE).unsqueeze(1)
         targets_C1 = targets_C.clamp_min(0).unsqueeze(1)
-        log_softmax_CV = torch.log_softmax(
-            logits_CV, -1, dtype=torch.promote_types(logits_CV.dtype, torch.float32)
-        )
-        target_C1 = log_softmax_CV.gather(1, targets_C1)
+        softmax_CV, target_C1 = (_rounded_softmax if quick else _exact_softmax)(logits_CV, targets_C1)
         loss -= target_C1.where(valid_C1, 0.0).sum()
-        gradient_CV = log_softmax_CV.exp_()
-        gradient_CV.scatter_add_(1, targets_C1, torch.full_like(target_C1, -1.0))
-        logits_CV.copy_(gradient_CV.mul_(valid_C1))
+        softmax_CV.scatter_add_(1, targets_C1, softmax_CV.new_full(targets_C1.shape, -1.0))
+        if not on_cpu or not valid_C1.all():
+            softmax_CV.mul_(valid_C1)
+        logits_CV.copy_(softmax_CV)
     return loss
+
+
+def _exact_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax in fp32, and the target's log-probability."""
+    dtype = torch.promote_types(logits_CV.dtype, torch.float32)
+    log_softmax_CV = torch.log_softmax(logits_CV, -1, dtype=dtype)
+    target_C1 = log_softmax_CV.gather(1, targets_C1)
+    return log_softmax_CV.exp_(), target_C1
+
+
+def _rounded_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax summed in fp32 and rounded to bf16, in which it is stored anyway: half of the passes.
+
+    The target's probability is rounded too: 0.002 of a nat at most, below the rounding of the logits.
+    """
+    softmax_CV = torch.softmax(logits_CV, -1)
+    tiny = torch.finfo(torch.float32).tiny  # improbable beyond fp32 counts as 87 nats
+    return softmax_CV, softmax_CV.gather(1, targets_C1).float().clamp_min(tiny).log()

@@ -1,0 +1,18 @@
+"""Evaluation tasks: this union is their registry.
+
+A task is a ``@config`` class with a ``kind`` and ``measure(loaded, data) -> Results``. To add one, write
+its file here, with the source of its definition, and add its class to ``Task``.
+"""
+
+from typing import Annotated
+
+from groundup.core.config import ByKind
+from groundup.eval.tasks.last_word import LastWord
+from groundup.eval.tasks.perplexity import PerplexityTask
+
+Task = Annotated[PerplexityTask | LastWord, ByKind]
+
+Results = dict[str, float | int]
+"""Name of a figure -> its value, in the order in which they are shown."""
+
+__all__ = ["LastWord", "PerplexityTask", "Results", "Task"]

@@ -1,0 +1,112 @@
+"""Predicting the last word of a passage, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
+
+The strict form, as Megatron-LM's ``--strict-lambada``: the last word is everything behind the last
+space, and counts as right when every one of its tokens is the most probable one.
+
+Shapes: B passages, T tokens, D model, V true vocabulary, M tokens of last words.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import linear
+
+from groundup.checkpoint.loaded import LoadedModel
+from groundup.core.config import config
+from groundup.core.errors import DataError
+from groundup.core.progress import Progress
+from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.corpus.read import read_documents
+from groundup.models.mode import evaluating
+
+
+@dataclasses.dataclass(frozen=True)
+class _Passage:
+    ids: list[int]
+    num_targets: int
+
+
+@config
+class LastWord:
+    """Accuracy and perplexity of the last word of each passage.
+
+    Attributes:
+        text_key: The JSON field that holds the passage.
+        batch_size: Passages at a time; changes no result.
+    """
+
+    kind: Literal["last_word"] = "last_word"
+    text_key: str = "text"
+    batch_size: Annotated[int, Field(ge=1)] = 8
+
+    def measure(self, loaded: LoadedModel, data: Sequence[Path]) -> dict[str, float | int]:
+        """Accuracy with its standard error, and exp of the mean negative log-probability of a word."""
+        passages = sorted(_passages(loaded, data, self.text_key), key=lambda passage: len(passage.ids))
+        right, total_loss = 0, 0.0
+        with (
+            Progress("evaluate", len(passages), "passages") as progress,
+            evaluating(loaded.model),
+            torch.inference_mode(),
+        ):
+            for begin in range(0, len(passages), self.batch_size):
+                batch = passages[begin : begin + self.batch_size]
+                batch_right, batch_loss = _score(loaded, batch)
+                right += batch_right
+                total_loss += batch_loss
+                progress.add(len(batch))
+        accuracy = right / len(passages)
+        return {
+            "accuracy": accuracy,
+            "standard_error": math.sqrt(accuracy * (1 - accuracy) / len(passages)),
+            "perplexity": math.exp(min(700.0, total_loss / len(passages))),
+            "right": right,
+            "passages": len(passages),
+        }
+
+
+def _passages(loaded: LoadedModel, data: Sequence[Path], text_key: str) -> Iterator[_Passage]:
+    encode = loaded.tokenizer.encode
+    longest = loaded.config.max_sequence_length + 1
+    strict = BadRecords(BadRecordPolicy(action="fail"))
+    for document in read_documents(data, text_key=text_key, bad_records=strict):
+        context, space, word = document.text.rstrip().rpartition(" ")
+        if not context.strip():
+            raise DataError(
+                f"the passage {document.text[:40]!r} has no context before its last word",
+                where=document.meta.get("origin", document.id),
+                fix="Each passage needs at least two words.",
+            )
+        target = encode(space + word)
+        ids = [*loaded.prompt_prefix, *encode(context.rstrip()), *target]
+        yield _Passage(ids[-longest:], len(target))
+
+
+def _score(loaded: LoadedModel, batch: Sequence[_Passage]) -> tuple[int, float]:
+    """How many last words are right, and the sum of their negative log-probabilities."""
+    device = next(loaded.model.parameters()).device
+    width = max(len(passage.ids) for passage in batch) - 1
+    tokens_BT = torch.zeros(len(batch), width, dtype=torch.int64)  # causal: padding behind cannot matter
+    rows: list[int] = []
+    columns: list[int] = []
+    targets: list[int] = []
+    for row, passage in enumerate(batch):
+        length = len(passage.ids) - 1
+        tokens_BT[row, :length] = torch.tensor(passage.ids[:-1])
+        rows += [row] * passage.num_targets
+        columns += range(length - passage.num_targets, length)
+        targets += passage.ids[-passage.num_targets :]
+    hidden_MD: Tensor = loaded.model(tokens_BT.to(device))[rows, columns]
+    head_VD: Tensor = loaded.model.head.weight[: loaded.config.vocab_size]  # type: ignore[union-attr, index]
+    log_probabilities_MV = linear(hidden_MD, head_VD).float().log_softmax(-1)
+    targets_M = torch.tensor(targets, device=device)
+    hit_M = log_probabilities_MV.argmax(-1) == targets_M
+    word_M = torch.tensor(rows, device=device)
+    misses_B = torch.zeros(len(batch), device=device).index_add_(0, word_M, (~hit_M).float())
+    loss = -log_probabilities_MV.gather(1, targets_M.unsqueeze(1)).double().sum()
+    return int((misses_B == 0).sum()), float(loss)

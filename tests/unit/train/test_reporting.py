@@ -1,0 +1,56 @@
+"""What a run reports besides its losses: samples, validation, TensorBoard, the log file."""
+
+import math
+
+import orjson
+import pytest
+
+from groundup.cli.train import run_training
+from groundup.core import log
+from tests.runs import make_config, make_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def test_samples_validation_tensorboard_and_log(data, tmp_path):
+    config = make_config(
+        data,
+        tmp_path / "run",
+        "sample.interval=3",
+        "sample.prompt=the cat",
+        "sample.max_new_tokens=5",
+        "validation.interval=2",
+        "validation.num_batches=2",
+        "log.tensorboard=true",
+    )
+    log.set_up()
+    results = run_training(config)
+    records = [orjson.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_bytes().splitlines()]
+    samples = [record for record in records if record["kind"] == "sample"]
+    assert [record["step"] for record in samples] == [3, 6]
+    assert all(record["text"].startswith("the cat") and len(record["text"]) > 7 for record in samples)
+    validations = {record["step"]: record for record in records if record["kind"] == "validation"}
+    assert list(validations) == [2, 4, 6]
+    assert validations[2]["num_tokens"] == 2 * 2 * 32
+    for record in validations.values():
+        assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
+        assert 0 < record["bits_per_byte"] < 8
+    assert results["validation"].num_tokens > 2 * 2 * 32
+    assert {"validation", "test"} == set(results)
+    assert list((tmp_path / "run/tensorboard").glob("events.out.tfevents.*"))
+    text = (tmp_path / "run/train.log").read_text()
+    assert "loss at initialisation" in text
+    assert "tokens/s" in text
+
+
+def test_a_loss_of_bits_per_byte_is_the_loss_of_the_bytes(data, tmp_path):
+    """bits per byte x bytes = nats x tokens / ln 2, the bytes counted from the text itself."""
+    results = run_training(make_config(data, tmp_path / "run"))
+    validation = results["validation"]
+    assert validation.total_loss == pytest.approx(validation.loss * validation.num_tokens)
+    assert validation.bits_per_byte * validation.num_bytes == pytest.approx(
+        validation.total_loss / math.log(2)
+    )
