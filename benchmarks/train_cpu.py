@@ -186,7 +186,7 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "avx512_bf16": any("avx512_bf16" in line for line in cpu_lines),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.platform(),
+        "system": f"{platform.system()}, {' '.join(platform.libc_ver())}",
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
     }

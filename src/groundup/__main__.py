@@ -2,6 +2,9 @@
 
 import sys
 
+_EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard"}
+"""Module -> the extra of the package that installs it."""
+
 
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
@@ -18,6 +21,12 @@ def main() -> None:
         if debug:
             raise
         print(f"groundup: {error}", file=sys.stderr)
+        sys.exit(1)
+    except ModuleNotFoundError as error:
+        if debug or error.name not in _EXTRAS:
+            raise
+        extra = _EXTRAS[error.name]
+        print(f"groundup: this needs {error.name}. Type: pip install 'groundup[{extra}]'", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         if debug:

@@ -6,11 +6,12 @@ import typing
 import pytest
 import torch
 
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.cache import KeyValueCache
 from groundup.models.count import num_matmul_parameters, num_parameters, training_flops_per_token
 from groundup.models.initialise import initialise
-from groundup.models.spec import dimensions_of, padded
+from groundup.models.spec import dimensions_of
 from groundup.train.loss import linear_cross_entropy
 from tests.models_for_tests import MODELS
 
@@ -37,7 +38,7 @@ def test_every_kind_of_model_is_under_test():
 
 def test_axes_name_every_dimension_of_every_parameter(config):
     sizes = {
-        "vocab": padded(config.vocab_size),
+        "vocab": padded_vocab_size(config.vocab_size),
         "position": config.max_sequence_length,
         "embed": config.hidden_size,
         "heads": config.num_heads * config.head_dim,

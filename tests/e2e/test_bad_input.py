@@ -137,6 +137,16 @@ def test_too_little_free_space_is_refused_before_writing(data, tmp_path, monkeyp
         run(make_config(data, tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    "words", [("train", "preset=tiny"), ("generate", "run", "--prompt", "x"), ("quickstart",)]
+)
+def test_without_torch_the_verbs_that_need_it_say_what_to_install(words):
+    code = "import sys; sys.modules['torch'] = None; from groundup.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == "groundup: this needs torch. Type: pip install 'groundup[train]'"
+
+
 def test_debug_shows_the_traceback(tmp_path):
     command = [sys.executable, "-m", "groundup", "--debug", "train", str(tmp_path / "no.yaml")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from groundup.core.errors import CheckpointError
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import ModelConfig, axes_of, build_model
-from groundup.models.spec import dimensions_of, padded
+from groundup.models.spec import dimensions_of
 
 
 def logical(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
@@ -19,7 +20,7 @@ def physical(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
     """A logical tensor with rows of zeros for the padded vocabulary ids."""
     if not _has_vocabulary(name, config):
         return tensor
-    missing = padded(config.vocab_size) - tensor.shape[0]
+    missing = padded_vocab_size(config.vocab_size) - tensor.shape[0]
     return torch.cat((tensor, tensor.new_zeros(missing, *tensor.shape[1:])))
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
 from groundup.corpus.read import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer, padded_vocab_size
+from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 from groundup.tokens.train_bpe import train_tokenizer
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu
 
 from groundup.core.config import config
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
 from groundup.models.cache import KeyValueCache
-from groundup.models.spec import Axes, padded
+from groundup.models.spec import Axes
 
 AXES: Axes = {
     "embed.tokens.weight": ("vocab", "embed"),
@@ -97,7 +98,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(padded(config.vocab_size), config.hidden_size)
+        self.tokens = nn.Embedding(padded_vocab_size(config.vocab_size), config.hidden_size)
         self.positions = nn.Embedding(config.max_sequence_length, config.hidden_size)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ class GPT2(nn.Module):
         self.embed = Embedding(config)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
-        self.head = nn.Linear(config.hidden_size, padded(config.vocab_size), bias=False)
+        self.head = nn.Linear(config.hidden_size, padded_vocab_size(config.vocab_size), bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
 
 from groundup.core.config import config
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention, Rope
 from groundup.models.cache import KeyValueCache
-from groundup.models.spec import Axes, padded
+from groundup.models.spec import Axes
 
 AXES: Axes = {
     "embed.tokens.weight": ("vocab", "embed"),
@@ -89,7 +90,7 @@ class Embedding(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(padded(config.vocab_size), config.hidden_size)
+        self.tokens = nn.Embedding(padded_vocab_size(config.vocab_size), config.hidden_size)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """Embeddings [B, T, D]."""
@@ -153,7 +154,7 @@ class Llama(nn.Module):
         self.embed = Embedding(config)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
-        self.head = nn.Linear(config.hidden_size, padded(config.vocab_size), bias=False)
+        self.head = nn.Linear(config.hidden_size, padded_vocab_size(config.vocab_size), bias=False)
         self.tie_weights()
 
     def tie_weights(self) -> None:

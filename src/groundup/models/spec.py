@@ -10,14 +10,6 @@ Dimension = Literal["vocab", "position", "embed", "heads", "kv_heads", "ffn"]
 Axes = Mapping[str, tuple[Dimension, ...]]
 """Parameter name pattern (``*`` for a layer number) -> the names of its dimensions."""
 
-VOCAB_MULTIPLE = 128
-"""Vocabularies are padded to a multiple of this, as Megatron-LM does, for the matrix units' sake."""
-
-
-def padded(vocab_size: int) -> int:
-    """The smallest multiple of ``VOCAB_MULTIPLE`` that holds ``vocab_size``."""
-    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-
 
 def dimensions_of(axes: Axes, name: str) -> tuple[Dimension, ...]:
     """The dimension names of one parameter.

@@ -124,25 +124,29 @@ def manifest_path(prefix: Path) -> Path:
     return prefix.with_name(prefix.name + ".json")
 
 
-def tokenizer_of(path: Path) -> Tokenizer:
+def tokenizer_of(path: Path, named: Path | None = None) -> Tokenizer:
     """The tokenizer that a dataset was built with.
 
     Args:
-        path: Prefix of a dataset that ``build_tokens`` wrote, with or without ending.
+        path: Prefix of a dataset, with or without ending.
+        named: The tokenizer that the user says it is; needed where no manifest tells (Megatron-LM
+            writes none), and checked against the manifest where there is one.
 
     Raises:
-        DataError: There is no manifest (Megatron-LM writes none), or the tokenizer beside it is another.
+        DataError: Neither manifest nor name tells, or the tokenizer is not the one of the manifest.
     """
     prefix = strip_ending(path)
     where = manifest_path(prefix)
     if not where.is_file():
+        if named is not None:
+            return load_tokenizer(named)
         raise DataError(
             "no manifest says which tokenizer the data was built with",
             where=where,
-            fix="Build the data with `groundup tokens build`.",
+            fix="Name its folder as data.tokenizer, or build the data with `groundup tokens build`.",
         )
     recorded = Manifest.read(where, "tokens").about["tokenizer"]
-    folder = prefix.parent / recorded["folder"]
+    folder = named or prefix.parent / recorded["folder"]
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != recorded["fingerprint"]:
         raise DataError(

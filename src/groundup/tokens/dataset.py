@@ -7,7 +7,7 @@ neighbours in the file, so a sample is one slice of the memory-mapped ``.bin``.
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ import pydantic
 from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.tokens.indexed import IndexedDataset, bin_path
+from groundup.tokens.megatron_order import MegatronOrder, megatron_order
 from groundup.tokens.order import Order
 from groundup.tokens.plan import SPLITS, Plan, find_problem, samples_in, split_ranges
 
@@ -26,15 +27,20 @@ class DataConfig:
 
     Attributes:
         path: Prefix of the ``.bin`` and ``.idx`` files, with or without the ending.
+        tokenizer: Folder of its tokenizer, for a dataset that Megatron-LM wrote; ours knows its own.
         split: Shares of train, validation and test over the documents.
         sequence_length: Tokens predicted in one sample.
         max_epochs: At most so many passes over the training split; 0 for any number.
+        order: Of training samples: "seeded", a bijection computed from the seed alone, or "megatron",
+            Megatron-LM's own shuffle, for continuing a run that it began; it depends on the run's length.
     """
 
     path: Path
+    tokenizer: Path | None = None
     split: str = "969,30,1"
     sequence_length: Annotated[int, pydantic.Field(ge=1)] = 1024
     max_epochs: Annotated[int, pydantic.Field(ge=0)] = 0
+    order: Literal["seeded", "megatron"] = "seeded"
 
 
 class TokenDataset:
@@ -46,6 +52,7 @@ class TokenDataset:
         seed: Of the order.
         num_documents: In ``tokens``.
         name: For messages.
+        megatron: Megatron-LM's order instead of the seeded one.
     """
 
     def __init__(
@@ -56,12 +63,14 @@ class TokenDataset:
         seed: int,
         num_documents: int,
         name: str = "tokens",
+        megatron: MegatronOrder | None = None,
     ) -> None:
         self.tokens = tokens
         self.sequence_length = sequence_length
         self.seed = seed
         self.num_documents = num_documents
         self.name = name
+        self.megatron = megatron
         self.num_tokens = len(tokens)
         self.num_samples = samples_in(len(tokens), sequence_length)
         if self.num_samples == 0:
@@ -96,6 +105,8 @@ class TokenDataset:
             count: Number of samples.
             ordered: In file order instead of the seeded one; past the end it begins again.
         """
+        if self.megatron and not ordered:
+            return self._megatron_batch(self.megatron, first_index, count)
         if ordered:
             samples = np.arange(first_index, first_index + count) % self.num_samples
         else:
@@ -105,6 +116,19 @@ class TokenDataset:
         tokens = self.tokens
         for row, sample in enumerate(samples.tolist()):
             batch[row] = tokens[sample * length : (sample + 1) * length + 1]
+        return batch
+
+    def _megatron_batch(self, order: MegatronOrder, first_index: int, count: int) -> npt.NDArray[np.int64]:
+        if first_index + count > order.num_samples:
+            raise DataError(
+                f"sample {first_index + count - 1} is beyond the {order.num_samples} that were planned",
+                where=self.name,
+                fix="With data.order=megatron the length of a run is fixed when it begins.",
+            )
+        batch = np.empty((count, self.sequence_length + 1), dtype=np.int64)
+        for row in range(count):
+            pieces = [self.tokens[begin:end] for begin, end in order.pieces(first_index + row)]
+            np.concatenate(pieces, out=batch[row], casting="safe")
         return batch
 
 
@@ -119,12 +143,13 @@ class Splits:
     test: TokenDataset | None
 
 
-def open_splits(config: DataConfig, *, seed: int) -> Splits:
+def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Splits:
     """Opens a dataset and divides its documents; reads the header only.
 
     Args:
         config: What to train on.
         seed: Of the order of samples.
+        num_samples: That training will take; decides Megatron-LM's order, and nothing else.
 
     Raises:
         DataError: A file is missing, malformed or does not match the other.
@@ -136,8 +161,17 @@ def open_splits(config: DataConfig, *, seed: int) -> Splits:
         tokens = indexed.tokens[indexed.token_begin(begin) : indexed.token_begin(end)]
         datasets[name] = None
         if samples_in(len(tokens), config.sequence_length):
+            megatron = None
+            if name == "train" and config.order == "megatron":
+                megatron = megatron_order(
+                    np.asarray(indexed.lengths[begin:end]),
+                    sequence_length=config.sequence_length,
+                    num_samples=num_samples,
+                    seed=seed,
+                )
             datasets[name] = TokenDataset(
                 tokens,
+                megatron=megatron,
                 sequence_length=config.sequence_length,
                 seed=seed,
                 num_documents=end - begin,

@@ -61,11 +61,6 @@ class Tokenizer(Protocol):
         ...
 
 
-def padded_vocab_size(vocab_size: int, multiple: int = 128) -> int:
-    """The least multiple that holds the vocabulary: the number of rows of an embedding."""
-    return -(-vocab_size // multiple) * multiple
-
-
 def load_tokenizer(path: Path) -> Tokenizer:
     """Loads a tokenizer.
 

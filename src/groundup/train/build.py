@@ -28,7 +28,15 @@ from groundup.train.precision import LossScaler, Precision, choose_precision
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"
-_MUST_MATCH = ("model", "data.path", "data.split", "data.sequence_length", "global_batch_size", "seed")
+_MUST_MATCH = (
+    "model",
+    "data.path",
+    "data.split",
+    "data.sequence_length",
+    "data.order",
+    "global_batch_size",
+    "seed",
+)
 """Settings without which a run would not be the same run."""
 
 
@@ -74,7 +82,8 @@ def build_run(config: TrainConfig) -> Run:
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed)
 
-    splits = open_splits(config.data, seed=config.seed)
+    num_samples = config.num_steps * config.global_batch_size
+    splits = open_splits(config.data, seed=config.seed, num_samples=num_samples)
     require_plan(
         splits,
         num_steps=config.num_steps,
@@ -82,7 +91,7 @@ def build_run(config: TrainConfig) -> Run:
         validation=config.validation.interval > 0,
     )
     assert splits.train is not None, "the plan was checked"
-    tokenizer = tokenizer_of(config.data.path)
+    tokenizer = tokenizer_of(config.data.path, config.data.tokenizer)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size},"
@@ -140,7 +149,8 @@ def _resume(run: Run, folder: Path) -> None:
         )
     before, now = _flat(snapshot.about["config"]), _flat(to_dict(run.config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    forbidden = [key for key in changed if key.startswith(_MUST_MATCH)]
+    fixed_length = ("num_steps",) if run.config.data.order == "megatron" else ()
+    forbidden = [key for key in changed if key.startswith((*_MUST_MATCH, *fixed_length))]
     if forbidden:
         differences = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in forbidden)
         raise CheckpointError(

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from groundup.core.errors import ConfigError, DataError
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.tokens.byte_level import ByteLevelTokenizer
 from groundup.tokens.huggingface_json import HuggingFaceTokenizer
-from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files, load_tokenizer, padded_vocab_size
+from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files, load_tokenizer
 from groundup.tokens.train_bpe import train_tokenizer
 
 TRICKY = [

@@ -14,9 +14,11 @@ import torch
 from groundup.checkpoint import store
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
+from groundup.tokens.build import manifest_path
 from groundup.train.build import build_run
 from groundup.train.loop import Interrupted
 from tests.runs import losses, make_config, make_data, run
+from tests.tiny import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +162,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(data, tmp_path, caplog):
     [
         (("model.hidden_size=64",), "model.hidden_size was 32 and is 64"),
         (("seed=2",), "seed was 1234 and is 2"),
+        (("data.order=megatron",), "data.order was seeded and is megatron"),
         (("data.sequence_length=16",), "data.sequence_length was 32 and is 16"),
     ],
 )
@@ -167,6 +170,38 @@ def test_a_run_folder_of_another_run_is_refused(data, tmp_path, overrides, expec
     run(make_config(data, tmp_path / "run"))
     with pytest.raises(CheckpointError, match=expected):
         run(make_config(data, tmp_path / "run", *overrides))
+
+
+def test_a_run_in_megatrons_order_resumes_and_keeps_its_length(data, tmp_path):
+    whole = losses(run(make_config(data, tmp_path / "whole", "data.order=megatron")))
+    assert whole != losses(run(make_config(data, tmp_path / "seeded")))
+    config = make_config(data, tmp_path / "cut", "data.order=megatron")
+
+    def stop(run_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(make_config(data, tmp_path / "cut", "data.order=megatron", "sample.interval=4"), complete=stop)
+    assert losses(run(config)) == whole
+    with pytest.raises(CheckpointError, match="num_steps was 6 and is 7"):
+        run(make_config(data, tmp_path / "cut", "data.order=megatron", "num_steps=7"))
+
+
+def test_data_without_a_manifest_needs_its_tokenizer_named(tmp_path):
+    data = make_data(tmp_path)
+    with_manifest = losses(run(make_config(data, tmp_path / "with")))
+    manifest_path(data).unlink()
+    with pytest.raises(DataError, match=r"data\.tokenizer"):
+        run(make_config(data, tmp_path / "without"))
+    named = f"data.tokenizer={tmp_path / 'data_tokenizer'}"
+    assert losses(run(make_config(data, tmp_path / "named", named))) == with_manifest
+
+
+def test_another_tokenizer_than_the_manifests_is_refused(tmp_path):
+    data = make_data(tmp_path)
+    tiny_tokenizer().save(tmp_path / "other")
+    with pytest.raises(DataError, match="was built with"):
+        run(make_config(data, tmp_path / "run", f"data.tokenizer={tmp_path / 'other'}"))
 
 
 def test_another_vocabulary_is_refused_with_the_right_one(data, tmp_path):
