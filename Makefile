@@ -28,6 +28,7 @@ $(VENV)/.bench: $(VENV)/.train
 
 quickstart: $(VENV)/.train
 	$(BIN)/groundup quickstart
+	@echo 'To type `groundup ...` as above, first: source $(BIN)/activate'
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2

@@ -127,12 +127,12 @@ def build_run(config: TrainConfig) -> Run:
     if config.compile:
         compile_layers(model)
     logger.info(
-        "%s with %s parameters on %s in %s; %s of tokens a step, %s training tokens",
+        "%s with %s parameters on %s in %s; %d tokens a step, %s training tokens",
         config.model.kind,
         human_count(num_parameters(config.model)),
         describe(device),
         precision.name,
-        human_count(config.tokens_per_step),
+        config.tokens_per_step,
         human_count(run.training.num_tokens),
     )
     return run

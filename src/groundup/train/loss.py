@@ -14,8 +14,8 @@ IGNORE = -1
 
 _ROWS = 2048
 """Tokens whose logits are held at once, in the compute dtype; bounds the memory of the loss."""
-_SOFTMAX_ROWS = 32
-"""Tokens whose logits are held at once in fp32; small enough for a CPU's cache."""
+_SOFTMAX_LOGITS = 1 << 21
+"""Logits that a CPU turns into probabilities at once: few enough for its caches."""
 
 
 def linear_cross_entropy(hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, *, vocab_size: int) -> Tensor:
@@ -74,7 +74,7 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> 
     logits_MV[:, vocab_size:] = -torch.inf
     on_cpu = logits_MV.device.type == "cpu"
     quick = on_cpu and logits_MV.dtype == torch.bfloat16
-    rows = _SOFTMAX_ROWS if on_cpu else logits_MV.shape[0]
+    rows = max(32, _SOFTMAX_LOGITS // logits_MV.shape[1]) if on_cpu else len(logits_MV)
     loss = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
     for logits_CV, targets_C in zip(logits_MV.split(rows), targets_M.split(rows), strict=True):
         valid_C1 = (targets_C != IGNORE).unsqueeze(1)
