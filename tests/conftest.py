@@ -4,9 +4,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Two test processes share two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No deadlines on shared machines; CI draws the same examples each time, a developer new ones.
+settings.register_profile("developer", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
 _SHARED_DATA = Path(
     os.environ.get("GROUNDUP_SHARED_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")

@@ -8,7 +8,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard
 
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
-    from groundup.cli.app import build_app
+    from groundup.cli.app import run
     from groundup.core import log
     from groundup.core.errors import GroundupError
 
@@ -16,7 +16,7 @@ def main() -> None:
     debug = len(arguments) < len(sys.argv) - 1
     log.set_up(debug=debug)
     try:
-        build_app()(arguments)
+        run(arguments)
     except GroundupError as error:
         if debug:
             raise

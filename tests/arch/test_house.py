@@ -40,10 +40,10 @@ def test_data_needs_no_torch(module):
 def test_help_needs_no_torch():
     code = (
         "import contextlib, io\n"
-        "from groundup.cli.app import build_app\n"
+        "from groundup.cli.app import run\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):\n"
-        "    build_app()(['--help'])\n"
-        "assert 'quickstart' in out.getvalue()"
+        "    run(['--help'])\n"
+        "assert 'Raw text to a trained' in out.getvalue()"
     )
     assert not modules_after(code) & {"torch", "transformers"}
 

@@ -1,5 +1,8 @@
 """The command line: verb -> "module:function". A verb's module is imported only when it is used."""
 
+import importlib
+from collections.abc import Sequence
+
 from cyclopts import App
 
 from groundup import __version__
@@ -11,14 +14,26 @@ Every verb explains itself: `groundup train --help`.
 """
 
 
-def build_app() -> App:
-    """The tree of verbs."""
+_GROUPS = {
+    "corpus": "Texts from many sources, cleaned and deduplicated.",
+    "tokenizer": "Tokenizers: train, inspect, encode, decode.",
+    "tokens": "Tokenized datasets in Megatron-LM's format.",
+}
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Runs one command line (without the program's name)."""
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    build_app(listing=not words or (len(words) == 1 and words[0] in _GROUPS))(arguments)
+
+
+def build_app(*, listing: bool = False) -> App:
+    """The tree of verbs.
+
+    Args:
+        listing: Import every verb's module, for the first line of its help; else only the one that is used.
+    """
     app = App(name="groundup", help=_HELP, version=__version__, help_on_error=False)
-    groups = {
-        "corpus": "Texts from many sources, cleaned and deduplicated.",
-        "tokenizer": "Tokenizers: train, inspect, encode, decode.",
-        "tokens": "Tokenized datasets in Megatron-LM's format.",
-    }
     verbs = {
         "quickstart": "quickstart:quickstart",
         "corpus build": "corpus:build",
@@ -34,10 +49,12 @@ def build_app() -> App:
         "convert": "convert:convert",
         "generate": "generate:generate",
     }
-    for name, text in groups.items():
+    for name, text in _GROUPS.items():
         app.command(App(name=name, help=text))
     for path, target in verbs.items():
         *group, name = path.split()
         owner = app[group[0]] if group else app
-        owner.command(f"groundup.cli.{target}", name=name)
+        module, function = f"groundup.cli.{target}".split(":")
+        verb = getattr(importlib.import_module(module), function) if listing else f"{module}:{function}"
+        owner.command(verb, name=name)
     return app

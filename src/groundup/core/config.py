@@ -57,7 +57,7 @@ def to_dict(value: Any) -> dict[str, Any]:
 
 def to_yaml(value: Any) -> str:
     """A config as YAML that ``resolve`` reads back to an equal config."""
-    return yaml.safe_dump(to_dict(value), sort_keys=False, allow_unicode=True)
+    return yaml.dump(to_dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def from_dict(cls: type[T], tree: Mapping[str, Any], *, where: object) -> T:
@@ -108,6 +108,19 @@ def resolve(
         _merge(tree, layer)
         origins.update(layer_origins)
     return Resolved(_validate(cls, tree, origins), origins)
+
+
+class _Dumper(yaml.SafeDumper):
+    """YAML whose strings read back the same, odd line breaks included."""
+
+
+def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # U+0085 and its like are left unescaped in plain style, and read back as spaces.
+    style = '"' if any(mark in text for mark in "\x85\u2028\u2029") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _quoted)
 
 
 # Reading

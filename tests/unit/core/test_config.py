@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from groundup.core.config import ByKind, config, from_dict, resolve, to_dict, to_yaml
@@ -107,6 +107,7 @@ def test_a_missing_file_is_named(tmp_path):
         resolve(Run, file=tmp_path / "nowhere.yaml")
 
 
+@example(lr=1.0, precision="auto", schedule=Cosine(), name="a\x85b\u2028 \u2029")
 @given(
     lr=st.floats(min_value=1e-12, max_value=1e12),
     precision=st.sampled_from(["auto", "bf16", "fp32"]),
