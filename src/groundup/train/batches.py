@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from groundup.core.errors import DataError
 from groundup.tokens.dataset import TokenDataset
 from groundup.train.loss import IGNORE
 
@@ -46,9 +47,25 @@ class Batch:
         )
 
 
-def next_batch(dataset: TokenDataset, first_sample: int, count: int, device: torch.device) -> Batch:
-    """The ``count`` samples from ``first_sample`` on, in the dataset's seeded order."""
-    return from_windows(dataset.batch(first_sample, count)).to(device)
+def next_batch(
+    dataset: TokenDataset, first_sample: int, count: int, *, vocab_size: int, device: torch.device
+) -> Batch:
+    """The ``count`` samples from ``first_sample`` on, in the dataset's order.
+
+    Raises:
+        DataError: A token id is outside the vocabulary.
+    """
+    windows = dataset.batch(first_sample, count)
+    if windows.max() >= vocab_size:
+        row, column = np.argwhere(windows >= vocab_size)[0]
+        raise DataError(
+            f"token {windows[row, column]} at position {column} of sample {first_sample + row}"
+            f" is outside the model's vocabulary of {vocab_size:,} ids",
+            where=dataset.name,
+            fix="Name the tokenizer that the data was built with, or build the data again;"
+            " `groundup tokens verify` finds all such ids.",
+        )
+    return from_windows(windows).to(device)
 
 
 def from_windows(windows: npt.NDArray[np.int64]) -> Batch:

@@ -79,7 +79,13 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
 
     with Interruption() as interruption:
         while state.step < config.num_steps:
-            batch = next_batch(run.training, state.samples, config.global_batch_size, run.device)
+            batch = next_batch(
+                run.training,
+                state.samples,
+                config.global_batch_size,
+                vocab_size=config.model.vocab_size,
+                device=run.device,
+            )
             result = train_step(state, batch, config, run.precision)
             report.add(result)
 

@@ -15,6 +15,7 @@ from groundup.checkpoint import store
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
 from groundup.tokens.build import manifest_path
+from groundup.tokens.indexed import bin_path
 from groundup.train.build import build_run
 from groundup.train.loop import Interrupted
 from tests.runs import losses, make_config, make_data, run
@@ -195,6 +196,16 @@ def test_data_without_a_manifest_needs_its_tokenizer_named(tmp_path):
         run(make_config(data, tmp_path / "without"))
     named = f"data.tokenizer={tmp_path / 'data_tokenizer'}"
     assert losses(run(make_config(data, tmp_path / "named", named))) == with_manifest
+
+
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path):
+    data = make_data(tmp_path)
+    tokens = bytearray(bin_path(data).read_bytes())
+    tokens[200:202] = (5000).to_bytes(2, "little")
+    bin_path(data).write_bytes(tokens)
+    config = make_config(data, tmp_path / "run", "num_steps=400")  # more than one epoch: it must come
+    with pytest.raises(DataError, match=r"token 5000 at position \d+ of sample \d+ is outside the model's"):
+        run(config)
 
 
 def test_another_tokenizer_than_the_manifests_is_refused(tmp_path):
