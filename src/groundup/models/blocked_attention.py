@@ -3,7 +3,7 @@
 The causal square is cut into blocks of queries, each against the keys up to its own end: nearly half
 of the work is never done, and what is left runs in the matrix library. On 2 cores with bf16
 instructions a forward and backward pass takes a third of the time of PyTorch's fused kernel (see
-``benchmarks/``), for a memory of 5/8 T^2 weights a head at T = 512.
+``docs/LOG.md``), for a memory of 5/8 T^2 weights a head at T = 512.
 
 Shapes: B batch times heads, T tokens, H head dim, Q queries of a block, S keys up to its end.
 """
