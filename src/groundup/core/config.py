@@ -6,30 +6,26 @@ where the value came from and, for an unknown key, the nearest known one.
 """
 
 import dataclasses
-import difflib
 import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, dataclass_transform
+from typing import Any, Generic, TypeVar
 
 import pydantic
 import yaml
 
+from groundup.core.config_class import config
 from groundup.core.errors import ConfigError
+from groundup.core.layers import NUMBER, NUMBER_BEGINS, leaves, merged, nearest
+
+__all__ = ["ByKind", "Resolved", "config", "from_dict", "from_tree", "resolve", "to_dict", "to_yaml"]
 
 T = TypeVar("T")
 
 ByKind = pydantic.Discriminator("kind")
 """Annotation of a union of config classes: the ``kind`` key picks one."""
-
-
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-def config(cls: type[T]) -> type[T]:
-    """Declares a config class: frozen, keyword-only, and strict about unknown keys."""
-    cls.__pydantic_config__ = {"extra": "forbid"}  # type: ignore[attr-defined]
-    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Resolved(Generic[T]):
     def render(self) -> str:
         """The config as YAML, each value followed by its origin as a comment."""
         tree = to_dict(self.value)
-        origins = [self.origins.get(key, "default") for key, _ in _leaves(tree)]
+        origins = [self.origins.get(key, "default") for key, _ in leaves(tree)]
         lines = _yaml_lines(tree)
         width = max(len(line) for line, _ in lines)
         values = iter(origins)
@@ -66,8 +62,8 @@ def from_dict(cls: type[T], tree: Mapping[str, Any], *, where: object) -> T:
     Raises:
         ConfigError: With all problems found; ``where`` names the source of the values.
     """
-    origins = {key: str(where) for key, _ in _leaves(tree)}
-    return _validate(cls, tree, origins)
+    origins = {key: str(where) for key, _ in leaves(tree)}
+    return from_tree(cls, tree, origins)
 
 
 def resolve(
@@ -88,26 +84,8 @@ def resolve(
     Raises:
         ConfigError: A missing file, invalid YAML, or any number of wrong keys and values.
     """
-    file_tree, file_origins = _read_yaml(file) if file else ({}, {})
-    line_tree, line_origins = _read_overrides(overrides)
-    name = line_tree.pop("preset", None) or file_tree.pop("preset", None)
-    file_tree.pop("preset", None)
-    tree: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    if name is not None:
-        if name not in presets:
-            raise ConfigError(
-                f"no preset {name!r}; there are {', '.join(sorted(presets))}",
-                where=line_origins.get("preset") or file_origins.get("preset", ""),
-                fix=_nearest(str(name), presets),
-            )
-        preset_tree, _ = _read_yaml(presets[name])
-        _merge(tree, preset_tree)
-        origins.update({key: f"preset {name}" for key, _ in _leaves(preset_tree)})
-    for layer, layer_origins in ((file_tree, file_origins), (line_tree, line_origins)):
-        _merge(tree, layer)
-        origins.update(layer_origins)
-    return Resolved(_validate(cls, tree, origins), origins)
+    tree, origins = merged(file, overrides, presets)
+    return Resolved(from_tree(cls, tree, origins), origins)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -121,113 +99,7 @@ def _quoted(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _quoted)
-
-
-# Reading
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML in which ``3e-4`` is a number, as in YAML 1.2."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)$|^[-+]?\d[\d_]*\.[\d_]*$|^[-+]?\.\d+$"
-    ),
-    list("-+0123456789."),
-)
-
-
-def _read_yaml(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A YAML file's tree, and ``file:line`` of each of its leaves."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the config file ({error})", where=path, fix="Check the path."
-        ) from None
-    try:
-        node = yaml.compose(text, Loader=_Loader)
-        tree = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = mark.line + 1 if mark else 1
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"not valid YAML: {problem}", where=f"{path}:{line}") from None
-    if tree is None:
-        return {}, {}
-    if not isinstance(tree, dict):
-        raise ConfigError("a config file holds `key: value` lines", where=path)
-    return tree, dict(_lines(node, path, ""))
-
-
-def _lines(node: Any, path: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    seen: dict[str, int] = {}
-    for key_node, value_node in node.value:
-        key = f"{prefix}{key_node.value}"
-        line = key_node.start_mark.line + 1
-        if key in seen:
-            raise ConfigError(f"{key} is given twice, first on line {seen[key]}", where=f"{path}:{line}")
-        seen[key] = line
-        yield key, f"{path}:{line}"
-        if isinstance(value_node, yaml.MappingNode):
-            yield from _lines(value_node, path, f"{key}.")
-
-
-def _read_overrides(overrides: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    tree: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            raise ConfigError(
-                f"{override!r} is not of the form key.sub=value",
-                where="command line",
-                fix="Write e.g. optimizer.lr=3e-4.",
-            )
-        try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506  # a SafeLoader
-        except yaml.YAMLError:
-            raise ConfigError(
-                f"the value of {key} is not valid YAML: {text!r}", where="command line"
-            ) from None
-        layer: dict[str, Any] = {}
-        _put(layer, key.split("."), value)
-        _merge(tree, layer)
-        origins[key] = f"command line ({override})"
-    return tree, origins
-
-
-def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
-    for key in keys[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[keys[-1]] = value
-
-
-def _merge(tree: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Lays ``layer`` over ``tree``; another ``kind`` replaces the choice below it whole."""
-    for key, value in layer.items():
-        below = tree.get(key)
-        if isinstance(value, Mapping) and isinstance(below, dict):
-            if "kind" in value and "kind" in below and value["kind"] != below["kind"]:
-                tree[key] = dict(value)
-            else:
-                _merge(below, value)
-        else:
-            tree[key] = _copy(value)
-
-
-def _copy(value: Any) -> Any:
-    return {key: _copy(child) for key, child in value.items()} if isinstance(value, Mapping) else value
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, NUMBER_BEGINS)
 
 
 def _yaml_lines(tree: Mapping[str, Any], indent: int = 0) -> list[tuple[str, bool]]:
@@ -243,10 +115,17 @@ def _yaml_lines(tree: Mapping[str, Any], indent: int = 0) -> list[tuple[str, boo
     return lines
 
 
-# Checking
+def from_tree(cls: type[T], tree: Mapping[str, Any], origins: Mapping[str, str]) -> T:
+    """Builds a config from plain values.
 
+    Args:
+        cls: The config class.
+        tree: Its values; missing keys take their defaults.
+        origins: Where each dotted key came from, for messages.
 
-def _validate(cls: type[T], tree: Mapping[str, Any], origins: Mapping[str, str]) -> T:
+    Raises:
+        ConfigError: With all problems found.
+    """
     with_kinds = _fill_kinds(cls, tree)
     try:
         return pydantic.TypeAdapter(cls).validate_python(with_kinds)
@@ -259,6 +138,8 @@ def _validate(cls: type[T], tree: Mapping[str, Any], origins: Mapping[str, str])
 
 def _fill_kinds(hint: Any, tree: Any) -> Any:
     """Adds the ``kind`` of the default choice where the tree leaves it out."""
+    if typing.get_origin(hint) is dict and isinstance(tree, Mapping):
+        return {key: _fill_kinds(typing.get_args(hint)[1], value) for key, value in tree.items()}
     cls = _config_class(hint, tree)
     if cls is None or not isinstance(tree, Mapping):
         return tree
@@ -299,26 +180,26 @@ def _problem(cls: type, problem: Any, tree: Mapping[str, Any], origins: Mapping[
             known = [field.name for field in dataclasses.fields(owner)] if owner else []
             prefix = ".".join(keys[:-1])
             inside = f" in {prefix}" if prefix else ""
-            hint = _nearest(keys[-1], known) or f"Known keys{inside}: {', '.join(known)}."
+            hint = nearest(keys[-1], known) or f"Known keys{inside}: {', '.join(known)}."
             return f"{head}unknown key {dotted}. {hint}"
         case "missing" | "missing_keyword_only_argument" | "missing_argument":
             return f"{head}{dotted} is required. Set it in the config file or as {dotted}=VALUE."
         case "union_tag_invalid":
             expected = problem["ctx"]["expected_tags"]
             tag = problem["ctx"]["tag"]
-            nearest = _nearest(tag, re.findall(r"'([^']+)'", expected))
-            return f"{head}{dotted}.kind is {tag!r}, expected one of {expected}. {nearest}".rstrip()
+            known_tag = nearest(tag, re.findall(r"'([^']+)'", expected))
+            return f"{head}{dotted}.kind is {tag!r}, expected one of {expected}. {known_tag}".rstrip()
         case "union_tag_not_found":
             return f"{head}{dotted} needs a kind."
         case "value_error":
             message = str(problem["ctx"]["error"])
             return f"{head}{dotted + ': ' if dotted else ''}{message}"
         case _:
-            nearest = ""
+            hint = ""
             if problem["type"] == "literal_error" and isinstance(given, str):
-                nearest = " " + _nearest(given, re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
+                hint = " " + nearest(given, re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
             rule = problem["msg"][0].lower() + problem["msg"][1:]
-            return f"{head}{dotted} = {given!r}: {rule}.{nearest}".rstrip()
+            return f"{head}{dotted} = {given!r}: {rule}.{hint}".rstrip()
 
 
 def _dotted(cls: type, loc: Sequence[Any], tree: Any) -> tuple[list[str], Any]:
@@ -337,8 +218,11 @@ def _dotted(cls: type, loc: Sequence[Any], tree: Any) -> tuple[list[str], Any]:
             continue  # the tag of a union, not a key
         owner = current
         keys.append(str(part))
-        hints = typing.get_type_hints(current, include_extras=True) if current else {}
-        hint = hints.get(part)
+        if typing.get_origin(hint) is dict:
+            hint = typing.get_args(hint)[1]
+        else:
+            hints = typing.get_type_hints(current, include_extras=True) if current else {}
+            hint = hints.get(part)
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return keys, owner
 
@@ -346,8 +230,3 @@ def _dotted(cls: type, loc: Sequence[Any], tree: Any) -> tuple[list[str], Any]:
 def _prefixes(keys: Sequence[str]) -> Iterator[str]:
     for end in range(len(keys), 0, -1):
         yield ".".join(keys[:end])
-
-
-def _nearest(name: str, known: typing.Iterable[str]) -> str:
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"Did you mean {matches[0]!r}?" if matches else ""

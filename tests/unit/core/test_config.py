@@ -107,6 +107,7 @@ def test_a_missing_file_is_named(tmp_path):
         resolve(Run, file=tmp_path / "nowhere.yaml")
 
 
+@example(lr=1.0, precision="auto", schedule=Cosine(), name="0E0")
 @example(lr=1.0, precision="auto", schedule=Cosine(), name="a\x85b\u2028 \u2029")
 @given(
     lr=st.floats(min_value=1e-12, max_value=1e12),
