@@ -52,6 +52,17 @@ def fsync_file(path: Path) -> None:
         os.close(descriptor)
 
 
+def user_cache_dir(name: str) -> Path:
+    """Where what can be made again is kept for the user: below ``$XDG_CACHE_HOME``, or ``~/.cache``.
+
+    Raises:
+        RuntimeError: There is no such variable, and the user has no home.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # The XDG Base Directory Specification: a relative path counts as unset.
+    return (named if named.is_absolute() else Path.home() / ".cache") / "groundup" / name
+
+
 def write_json(path: Path, value: Any) -> None:
     """Writes ``value`` as indented JSON, atomically."""
     with atomic_write(path) as file:
@@ -73,12 +84,14 @@ def read_json(path: Path) -> Any:
         raise DataError(f"not valid JSON ({error})", where=f"{path}:{line}") from None
 
 
-def checksum(path: Path) -> str:
-    """The xxh3-128 of a file's content, as ``xxh3:<32 hex digits>``."""
+def checksum(path: Path, *, on_read: Callable[[int], None] | None = None) -> str:
+    """The xxh3-128 of a file's content, as ``xxh3:<32 hex digits>``; ``on_read`` is told of each piece."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
+            if on_read:
+                on_read(len(chunk))
     return f"xxh3:{digest.hexdigest()}"
 
 
@@ -116,6 +129,12 @@ class _Counted(io.RawIOBase):
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
 
     def readinto(self, buffer: Any) -> int:
         size: int = self._file.readinto(buffer)  # type: ignore[attr-defined]

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,27 +51,43 @@ class Manifest:
         Raises:
             DataError: Missing, not JSON, of another kind, or of a newer format.
         """
-        value = read_json(path)
+        return cls.of(read_json(path), kind, where=path)
+
+    @classmethod
+    def of(cls, value: Any, kind: str, *, where: object) -> "Manifest":
+        """A manifest from the value that its JSON file holds.
+
+        Raises:
+            DataError: Of another kind, or of a newer format; ``where`` names the file.
+        """
         names = {field.name for field in dataclasses.fields(cls)}
         if not isinstance(value, dict) or not names >= set(value):
-            raise DataError("not a groundup manifest of this version", where=path)
+            raise DataError("not a groundup manifest of this version", where=where)
         manifest = cls(**value)
         if manifest.kind != kind or manifest.format_version > 1:
             raise DataError(
                 f"holds {manifest.kind} (format {manifest.format_version}), expected {kind} (format 1)",
-                where=path,
+                where=where,
             )
         return manifest
 
 
-def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each named file, for ``Manifest.files``."""
+def describe_files(
+    folder: Path, names: list[str], *, on_read: Callable[[int], None] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Size and checksum of each named file, for ``Manifest.files``; ``on_read`` is told of each piece."""
     return {
-        name: {"bytes": (folder / name).stat().st_size, "checksum": checksum(folder / name)} for name in names
+        name: {
+            "bytes": (folder / name).stat().st_size,
+            "checksum": checksum(folder / name, on_read=on_read),
+        }
+        for name in names
     }
 
 
-def damage(folder: Path, files: dict[str, dict[str, Any]]) -> str:
+def damage(
+    folder: Path, files: dict[str, dict[str, Any]], *, on_read: Callable[[int], None] | None = None
+) -> str:
     """Why the files do not match their recorded sizes and checksums; empty when they do."""
     for name, recorded in files.items():
         path = folder / name
@@ -79,6 +96,6 @@ def damage(folder: Path, files: dict[str, dict[str, Any]]) -> str:
         size = path.stat().st_size
         if size != recorded["bytes"]:
             return f"{name} has {size:,} bytes, expected {recorded['bytes']:,}"
-        if checksum(path) != recorded["checksum"]:
+        if checksum(path, on_read=on_read) != recorded["checksum"]:
             return f"{name} does not match its checksum"
     return ""

@@ -3,12 +3,12 @@
 import sys
 import time
 from types import TracebackType
-
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from groundup.core.log import logger
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 _LINE_INTERVAL_SECONDS = 10.0
 
@@ -47,12 +47,7 @@ class Progress:
         self.done = 0.0
         self.note = ""
         self._began = self._last_line = time.monotonic()
-        console = Console(file=sys.stderr)
-        self._live = (
-            Live(console=console, refresh_per_second=4, transient=True, get_renderable=self._text)
-            if console.is_terminal
-            else None
-        )
+        self._live = self._bar() if sys.stderr.isatty() else None
 
     def __enter__(self) -> "Progress":
         if self._live:
@@ -107,8 +102,17 @@ class Progress:
             parts.append(self.note)
         return " | ".join(parts)
 
-    def _text(self) -> Text:
-        return Text(self.line())
+    def _bar(self) -> "Live":
+        from rich.console import Console  # only where there is a terminal: it takes a while to import
+        from rich.live import Live
+        from rich.text import Text
+
+        return Live(
+            console=Console(file=sys.stderr),
+            refresh_per_second=4,
+            transient=True,
+            get_renderable=lambda: Text(self.line()),
+        )
 
 
 def _spaced(unit: str) -> str:
