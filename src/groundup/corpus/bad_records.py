@@ -6,14 +6,15 @@ records above ``max_bad`` does, because then the input is not what the reader ta
 
 import base64
 import collections
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Annotated, Any, Literal
 
 import orjson
-import pydantic
+from annotated_types import Interval
 
-from groundup.core.config import config
+from groundup.core.config_class import config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 
@@ -21,9 +22,11 @@ Action = Literal["skip", "quarantine", "fail"]
 
 _JUDGE_AFTER_RECORDS = 1000
 _JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the whole
-_SHOWN_OFFENDERS = 20
+SHOWN_OFFENDERS = 20
+"""So many of the first bad records are named."""
 _SHOWN_IN_MESSAGE = 3
-_MAX_QUARANTINED_BYTES = 1 << 20
+MAX_KEPT_BYTES = 1 << 20
+"""Of a bad record in quarantine."""
 
 
 @config
@@ -37,7 +40,7 @@ class BadRecordPolicy:
     """
 
     action: Action = "skip"
-    max_bad: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.001
+    max_bad: Annotated[float, Interval(ge=0, le=1)] = 0.001
 
 
 class BadRecords:
@@ -101,9 +104,8 @@ class BadRecords:
         """
         self.bad += 1
         self.by_reason[reason] += 1
-        offender = f"{where}: {reason}" + (f" ({detail})" if detail else "")
-        if len(self.offenders) < _SHOWN_OFFENDERS:
-            self.offenders.append(offender)
+        if len(self.offenders) < SHOWN_OFFENDERS:
+            self.offenders.append(_offender(where, reason, detail))
         if self.policy.action == "fail":
             raise DataError(
                 f"bad record: {reason}" + (f" ({detail})" if detail else ""),
@@ -112,8 +114,34 @@ class BadRecords:
             )
         if self.quarantine_path:
             self._set_aside(self.quarantine_path, where, reason, detail, record)
-        if self.good + self.bad >= _JUDGE_AFTER_RECORDS and self.bad >= _JUDGE_AFTER_BAD:
+        if self.is_judged_early():
             self.judge()
+
+    def take(
+        self, good: int, by_reason: Mapping[str, int], offenders: Sequence[tuple[str, str, str]]
+    ) -> None:
+        """Adds what others have counted; judges nothing.
+
+        Args:
+            good: Records read well.
+            by_reason: Reason -> bad records.
+            offenders: Where, reason and detail of the first of them.
+        """
+        self.good += good
+        self.bad += sum(by_reason.values())
+        self.by_reason.update(by_reason)
+        room = SHOWN_OFFENDERS - len(self.offenders)
+        self.offenders += [_offender(*offender) for offender in offenders[:room]]
+
+    def is_judged_early(self) -> bool:
+        """Whether there are records enough to stop before the end."""
+        return self.good + self.bad >= _JUDGE_AFTER_RECORDS and self.bad >= _JUDGE_AFTER_BAD
+
+    def is_too_bad(self) -> bool:
+        """Whether the share of bad records so far is above ``max_bad``."""
+        total = self.good + self.bad
+        allowed = max(1.0, self.policy.max_bad * total) if self.policy.max_bad > 0 else 0.0
+        return self.bad > allowed
 
     def judge(self) -> None:
         """Compares the share of bad records so far with the policy.
@@ -122,8 +150,7 @@ class BadRecords:
             DataError: It is above ``max_bad``, with the first offenders.
         """
         total = self.good + self.bad
-        allowed = max(1.0, self.policy.max_bad * total) if self.policy.max_bad > 0 else 0.0
-        if self.bad > allowed:
+        if self.is_too_bad():
             raise DataError(
                 f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
                 f"allows ({self.policy.max_bad:.3%}): {self._reasons()}. The first: "
@@ -150,11 +177,20 @@ class BadRecords:
         if self._quarantine is None:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._quarantine = path.open("wb")  # closed in __exit__
-        cut = record[:_MAX_QUARANTINED_BYTES]
-        line = {"where": where, "reason": reason, "detail": detail}
-        try:
-            line["record"] = cut.decode()
-        except UnicodeDecodeError:
-            line["record_base64"] = base64.b64encode(cut).decode()
-        self._quarantine.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+        self._quarantine.write(quarantine_line(where, reason, detail, record))
         self._quarantine.flush()
+
+
+def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:
+    """A bad record as a line of a quarantine file."""
+    cut = record[:MAX_KEPT_BYTES]
+    line = {"where": where, "reason": reason, "detail": detail}
+    try:
+        line["record"] = cut.decode()
+    except UnicodeDecodeError:
+        line["record_base64"] = base64.b64encode(cut).decode()
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _offender(where: str, reason: str, detail: str) -> str:
+    return f"{where}: {reason}" + (f" ({detail})" if detail else "")

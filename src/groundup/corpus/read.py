@@ -1,7 +1,6 @@
-"""Reading documents: plain text files and JSONL, compressed or not, one document at a time."""
+"""Reading documents: text files and JSONL, compressed or not, and Parquet; one document at a time."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -12,13 +11,13 @@ from groundup.core.errors import DataError
 from groundup.core.files import open_decompressed
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.document import Document
-from groundup.corpus.sources import JSON_ENDINGS, SourceFile, content_ending, find_source_files
+from groundup.corpus.parquet import DamagedParquet, plain, read_dicts
+from groundup.corpus.sources import SourceFile, find_source_files, form_of
 
 MAX_RECORD_BYTES = 1 << 29
 """A longer line or text file counts as a bad record: it would be held in memory many times over."""
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_UNREADABLE_ENDINGS = {".parquet": "Parquet", ".arrow": "Arrow", ".zip": "zip", ".tar": "tar", ".xz": "xz"}
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_documents(
@@ -30,7 +29,8 @@ def read_documents(
     ``.json`` or ``.ndjson`` file is one document: its id is the field ``id`` or else ``file:line``, its
     url the field ``url``, and every further field goes to ``meta`` (the fields of an object ``meta``
     are taken up into it, so that a written corpus reads back as it was). Endings ``.gz`` and ``.zst``
-    are decompressed. Blank lines are passed over. ``meta["origin"]`` is the ``file:line`` or file.
+    are decompressed. A row of a ``.parquet`` file is a document like a line, its columns being the fields.
+    Blank lines are passed over. ``meta["origin"]`` is the ``file:line`` or file.
 
     Args:
         sources: Files, folders and globs.
@@ -53,112 +53,127 @@ def read_files(
 ) -> Iterator[Document]:
     """Like ``read_documents``, of files already found; ``on_read`` is told the bytes taken from disk."""
     for file in files:
-        with _open(file, on_read) as (stream, is_json):
-            if is_json:
+        form = form_of(file.path)
+        if form == "rows":
+            yield from _read_parquet(file, text_key, bad_records, on_read)
+            continue
+        with decompressed(file.path, on_read=on_read) as stream:
+            if form == "lines":
                 yield from _read_lines(stream, file, text_key, bad_records)
             else:
                 yield from _read_text(stream, file, bad_records)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class RawRecord:
-    """What one document is read from.
-
-    Attributes:
-        where: ``file:line``, or the file.
-        content: A JSON line as bytes, or the text of a text file.
-    """
-
-    where: str
-    content: bytes | str
-
-
-def read_records(
-    files: Iterable[SourceFile],
-    *,
-    bad_records: BadRecords,
-    on_read: Callable[[int], None] | None = None,
-) -> Iterator[RawRecord]:
-    """Like ``read_files``, with JSON lines not yet parsed, for those who parse them in other processes.
-
-    Counts no record as good: that is known only to whom parses it.
-    """
-    for file in files:
-        with _open(file, on_read) as (stream, is_json):
-            path = _printable(file.path)
-            if is_json:
-                for number, line in _lines(stream, path, bad_records):
-                    yield RawRecord(f"{path}:{number}", line)
-            else:
-                text = _read_whole(stream, path, bad_records)
-                if text is not None:
-                    yield RawRecord(path, text)
-
-
 @contextlib.contextmanager
-def _open(file: SourceFile, on_read: Callable[[int], None] | None) -> Iterator[tuple[IO[bytes], bool]]:
-    """The decompressed stream of a file, and whether it holds JSON lines."""
-    ending = content_ending(file.path)
-    if kind := _UNREADABLE_ENDINGS.get(ending) or _UNREADABLE_ENDINGS.get(file.path.suffix.lower()):
-        raise DataError(
-            f"{kind} files are not read",
-            where=file.path,
-            fix="Convert it to JSONL, one object with the text a line, or to text files.",
-        )
+def decompressed(path: Path, *, on_read: Callable[[int], None] | None = None) -> Iterator[IO[bytes]]:
+    """Like ``open_decompressed``, of a source: one that cannot be read is the user's to mend.
+
+    Raises:
+        DataError: The file cannot be opened or read.
+    """
     try:
-        with open_decompressed(file.path, on_read=on_read) as stream:
-            yield stream, ending in JSON_ENDINGS
+        with open_decompressed(path, on_read=on_read) as stream:
+            yield stream
     except OSError as error:
         if error.filename is None and error.errno is None:
             raise
         raise DataError(
             f"cannot read the file ({error.strerror})",
-            where=file.path,
+            where=path,
             fix="Make it readable or leave it out.",
         ) from None
 
 
 def _read_text(stream: IO[bytes], file: SourceFile, bad_records: BadRecords) -> Iterator[Document]:
-    where = _printable(file.path)
-    text = _read_whole(stream, where, bad_records)
-    if text is not None:
-        bad_records.add_good()
-        yield Document(file.name, "", text, {"origin": where})
-
-
-def _read_whole(stream: IO[bytes], where: str, bad_records: BadRecords) -> str | None:
-    """The text of a text file; None where it is a bad record."""
+    where = printable(file.path)
     try:
         content = stream.read(MAX_RECORD_BYTES + 1)
     except DataError as error:
         bad_records.add(where, "damaged file", detail=error.what)
-        return None
-    return _text_of(content, where, bad_records)
+        return
+    try:
+        text = text_of_file(content)
+    except MalformedRecord as error:
+        at = f"{where}:{error.line}" if error.line else where
+        bad_records.add(at, error.reason, detail=error.detail, record=content)
+        return
+    bad_records.add_good()
+    yield Document(file.name, "", text, {"origin": where})
 
 
-def _text_of(content: bytes, where: str, bad_records: BadRecords) -> str | None:
-    """The content of a text file as text; None where it is a bad record."""
+def text_of_file(content: bytes) -> str:
+    """The content of a text file as text.
+
+    Raises:
+        MalformedRecord: Too long, not UTF-8, or with NUL bytes.
+    """
     if len(content) > MAX_RECORD_BYTES:
-        reason, detail = "too long", f"over {MAX_RECORD_BYTES:,} bytes; split it or write it as JSONL"
-    elif (nul := content.find(b"\0")) >= 0:
-        reason, detail = "NUL byte", f"at byte {nul:,}: a binary file or UTF-16"
-    else:
+        raise MalformedRecord("too long", f"over {MAX_RECORD_BYTES:,} bytes; split it or write it as JSONL")
+    if (nul := content.find(b"\0")) >= 0:
+        raise MalformedRecord("NUL byte", f"at byte {nul:,}: a binary file or UTF-16")
+    try:
+        return content.removeprefix(BYTE_ORDER_MARK).decode()
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise MalformedRecord("not UTF-8", f"{error.reason} at byte {error.start:,}", line) from None
+
+
+def _read_parquet(
+    file: SourceFile,
+    text_key: str,
+    bad_records: BadRecords,
+    on_read: Callable[[int], None] | None,
+) -> Iterator[Document]:
+    path = printable(file.path)
+    number = 0
+    read = 0.0
+    try:
+        for record, share in read_dicts(file.path, text_key):
+            number += 1
+            read += share * file.size_bytes
+            if on_read and read >= 1:
+                on_read(int(read))
+                read %= 1
+            try:
+                text = text_of_value(text_key, record.pop(text_key))
+                values = {key: plain(value) for key, value in record.items()}
+                document = _document_of(values, text, f"{file.name}:{number}", f"{path}:{number}")
+            except MalformedRecord as error:
+                bad_records.add(f"{path}:{number}", error.reason, detail=error.detail)
+                continue
+            bad_records.add_good()
+            yield document
+    except DamagedParquet as error:
+        detail = f"{error.what}; what stands before is kept"
+        bad_records.add(f"{path}:{number + 1}", "damaged file", detail=detail)
+
+
+def text_of_value(column: str, value: Any) -> str:
+    """The text of a cell of a Parquet file, whose strings come as bytes.
+
+    Raises:
+        MalformedRecord: Null, no string, or not UTF-8.
+    """
+    if isinstance(value, bytes):
         try:
-            return content.removeprefix(_BYTE_ORDER_MARK).decode()
+            return value.decode()
         except UnicodeDecodeError as error:
-            line = content.count(b"\n", 0, error.start) + 1
-            where, reason, detail = f"{where}:{line}", "not UTF-8", f"{error.reason} at byte {error.start:,}"
-    bad_records.add(where, reason, detail=detail, record=content)
-    return None
+            raise MalformedRecord("not UTF-8", f"{error.reason} at byte {error.start:,}") from None
+    if value is None:
+        raise MalformedRecord("text is not a string", f"{column!r} is null")
+    raise MalformedRecord("text is not a string", f"{column!r} is of type {type(value).__name__}")
 
 
 def _read_lines(
     stream: IO[bytes], file: SourceFile, text_key: str, bad_records: BadRecords
 ) -> Iterator[Document]:
-    path = _printable(file.path)
+    path = printable(file.path)
     for number, line in _lines(stream, path, bad_records):
         try:
-            document = _document_of(line, text_key, f"{file.name}:{number}", f"{path}:{number}")
+            record = _object_of(line)
+            text = _text_under(text_key, record)
+            del record[text_key]
+            document = _document_of(record, text, f"{file.name}:{number}", f"{path}:{number}")
         except MalformedRecord as error:
             bad_records.add(f"{path}:{number}", error.reason, detail=error.detail, record=line)
             continue
@@ -183,7 +198,7 @@ def _lines(stream: IO[bytes], path: str, bad_records: BadRecords) -> Iterator[tu
             return
         number += 1
         if number == 1:
-            line = line.removeprefix(_BYTE_ORDER_MARK)
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if line.isspace() or not line:
             continue
         if oversized:
@@ -193,31 +208,38 @@ def _lines(stream: IO[bytes], path: str, bad_records: BadRecords) -> Iterator[tu
 
 
 class MalformedRecord(Exception):  # not an error of the run
-    """A line that is no document, and why."""
+    """A line, row or file that is no document, and why.
 
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
+    Attributes:
+        reason: A short phrase from a small set.
+        detail: What is particular to this one.
+        line: Of a text file, where the line is known.
+    """
+
+    def __init__(self, reason: str, detail: str = "", line: int = 0) -> None:
+        super().__init__(reason, detail, line)
         self.reason = reason
         self.detail = detail
+        self.line = line
 
 
-def _document_of(line: bytes, text_key: str, default_id: str, origin: str) -> Document:
-    record = _object_of(line)
-    text = _text_under(text_key, record)
-    del record[text_key]
+def _document_of(record: dict[str, Any], text: str, default_id: str, origin: str) -> Document:
     if "\0" in text:
         raise MalformedRecord("NUL byte", f"at character {text.index(chr(0)):,}")
     return Document(_id_of(record, default_id), _url_of(record), text, _meta_of(record, origin))
 
 
-def texts_of_line(line: bytes, text_keys: Sequence[str]) -> list[str]:
-    """The texts of a JSON line under several keys, as they are.
+def texts_of_line(line: bytes, text_keys: Sequence[str]) -> tuple[list[str], str]:
+    """The texts of a JSON line under several keys, as they are, and its URL (``url`` or ``meta.url``).
 
     Raises:
         MalformedRecord: Not an object in JSON and UTF-8, or a key is missing or holds no string.
     """
     record = _object_of(line)
-    return [_text_under(key, record) for key in text_keys]
+    url = record.get("url")
+    if url is None and isinstance(meta := record.get("meta"), dict):
+        url = meta.get("url")
+    return [_text_under(key, record) for key in text_keys], url if isinstance(url, str) else ""
 
 
 def _object_of(line: bytes) -> dict[str, Any]:
@@ -272,5 +294,6 @@ def _meta_of(record: dict[str, Any], origin: str) -> dict[str, Any]:
     return record
 
 
-def _printable(path: Path) -> str:
+def printable(path: Path) -> str:
+    """A path as valid Unicode."""
     return str(path).encode("utf-8", "replace").decode()

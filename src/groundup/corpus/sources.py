@@ -5,6 +5,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePath
+from typing import Literal
 
 from groundup.core.errors import DataError
 from groundup.core.log import logger
@@ -48,7 +49,9 @@ _CODE = (
 )
 _MARKUP = (".css", ".html", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".tsv", ".srt")
 TEXT_ENDINGS = frozenset({*_PROSE, *_CODE, *_MARKUP})
+PARQUET_ENDING = ".parquet"
 COMPRESSED_ENDINGS = frozenset({".gz", ".zst"})
+_UNREADABLE_ENDINGS = {".arrow": "Arrow", ".zip": "zip", ".tar": "tar", ".xz": "xz"}
 _MAGIC = frozenset("*?[")
 
 
@@ -75,6 +78,27 @@ def content_ending(path: PurePath) -> str:
     return inner.suffix.lower()
 
 
+def form_of(path: Path) -> Literal["lines", "text", "rows"]:
+    """Whether a file is read as JSON lines, as one text, or as the rows of a Parquet file.
+
+    Raises:
+        DataError: It is of a kind that is not read.
+    """
+    ending = content_ending(path)
+    kind = _UNREADABLE_ENDINGS.get(ending) or _UNREADABLE_ENDINGS.get(path.suffix.lower())
+    if ending == PARQUET_ENDING and path.suffix.lower() != PARQUET_ENDING:
+        kind = "compressed Parquet"
+    if kind:
+        raise DataError(
+            f"{kind} files are not read",
+            where=path,
+            fix="Convert it to JSONL, one object with the text a line, to Parquet, or to text files.",
+        )
+    if ending == PARQUET_ENDING:
+        return "rows"
+    return "lines" if ending in JSON_ENDINGS else "text"
+
+
 def find_files(sources: Sequence[Path]) -> list[Path]:
     """The files that ``find_source_files`` finds, as paths."""
     return [source.path for source in find_source_files(sources)]
@@ -83,8 +107,8 @@ def find_files(sources: Sequence[Path]) -> list[Path]:
 def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None) -> list[SourceFile]:
     """The files that the sources mean, each once, in the order of the sources.
 
-    A folder means the text and JSONL files in it and in its subfolders, sorted by relative path; hidden
-    ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
+    A folder means the text, JSONL and Parquet files in it and in its subfolders, sorted by relative path;
+    hidden ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
     them). A glob (``*``, ``?``, ``[...]``, ``**``) means the files it matches, sorted; a file means
     itself, whatever its ending.
 
@@ -173,17 +197,18 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
             path = Path(root, name)
             if _passed_over(name) or not path.is_file():
                 continue
-            if content_ending(path) in TEXT_ENDINGS | JSON_ENDINGS:
+            if content_ending(path) in TEXT_ENDINGS | JSON_ENDINGS | {PARQUET_ENDING}:
                 taken.append((path.relative_to(folder).as_posix(), path))
             else:
                 others[content_ending(path) or "no ending"] += 1
     listed = ", ".join(f"{_unicode(ending)}: {count:,}" for ending, count in others.most_common(5))
     if not taken:
         raise DataError(
-            "no text or JSONL file in the folder" + (f" (other endings: {listed})" if others else ""),
+            "no text, JSONL or Parquet file in the folder"
+            + (f" (other endings: {listed})" if others else ""),
             where=folder,
             fix="Looked for *.txt, *.md, *.py and other text, *.jsonl, *.json, *.ndjson, each also with "
-            ".gz or .zst; to read a file of another ending as text, name it or a glob.",
+            ".gz or .zst, and *.parquet; to read a file of another ending as text, name it or a glob.",
         )
     if others:
         logger.info("%s: %s files with other endings passed over (%s)", folder, sum(others.values()), listed)

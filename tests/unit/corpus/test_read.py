@@ -80,7 +80,7 @@ def test_a_folder_gives_its_text_files_sorted_without_hidden_ones(tmp_path):
     [
         ("nowhere/x.txt", "no such file or folder"),
         ("*.txt", "no file matches the pattern"),
-        ("empty", "no text or JSONL file in the folder"),
+        ("empty", "no text, JSONL or Parquet file in the folder"),
         ("pictures", r"other endings: \.png: 1"),
         ("pipe", "neither a file nor a folder"),
     ],
@@ -202,9 +202,10 @@ def test_a_line_beyond_the_limit_is_a_bad_record(tmp_path, monkeypatch):
 
 
 def test_formats_that_are_not_read_are_named(tmp_path):
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match="Parquet"):
-        read(tmp_path / "a.parquet")
+    for name, kind in (("a.zip", "zip"), ("a.parquet.gz", "compressed Parquet"), ("a.arrow", "Arrow")):
+        (tmp_path / name).write_bytes(b"PK")
+        with pytest.raises(DataError, match=f"{kind} files are not read"):
+            read(tmp_path / name)
 
 
 # The policy
