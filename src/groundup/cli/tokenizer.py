@@ -1,20 +1,25 @@
 """``groundup tokenizer``: learn one, look at one, use one."""
 
-import itertools
+import heapq
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from groundup.core.errors import DataError
+from groundup.cli.tokenizer_choice import tokenizer_and_words
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
-from groundup.core.vocabulary import padded_vocab_size
+from groundup.core.vocabulary import VOCAB_MULTIPLE, padded_vocab_size
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
 from groundup.corpus.read import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
-from groundup.tokens.train_bpe import train_tokenizer
+from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files
+from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_at_hand
+from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+
+_SPECIALS_SHOWN = 6
+_SHOWN_LENGTH = 20
 
 
 def train(
@@ -56,79 +61,167 @@ def train(
     sys.stdout.write(f"{out}\n")
 
 
-def inspect(tokenizer: Path, *sources: Path, key: str = "text", max_megabytes: float = 10) -> None:
-    """Show what a tokenizer is and, given documents, how well it compresses them.
+def inspect(
+    *words: str,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+    tp: int = 1,
+    key: str = "text",
+    max_megabytes: float = 10,
+) -> None:
+    """Show what a tokenizer is and, given documents, how well it compresses them, beside GPT-2's.
+
+    A tokenizer is a folder or file (tokenizer.json, GPT-2's two files, SentencePiece's tokenizer.model,
+    tiktoken's ranks) or a name: gpt2, bytes, tiktoken:cl100k_base, tiktoken:o200k_base. GPT-2's own files
+    are taken from this machine if they are there, else fetched once and verified.
 
     For example:
 
         groundup tokenizer inspect runs/tokenizer
+        groundup tokenizer inspect gpt2 --tp 8
         groundup tokenizer inspect runs/tokenizer corpus/documents.jsonl.zst
+        groundup tokenizer inspect --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt posts.jsonl
 
     Args:
-        tokenizer: Folder or tokenizer.json.
-        sources: Documents to measure on: files, folders and quoted globs.
+        words: The tokenizer, unless a flag names it; then documents to measure on: files, folders and
+            quoted globs.
+        tokenizer: The tokenizer: folder, file or name.
+        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
+        tp: Tensor-parallel degree: shows the size padded to 128 times it, as Megatron-LM pads.
         key: The JSON field that holds the text.
         max_megabytes: Measure on so many megabytes of text; 0 reads everything.
     """
-    loaded = load_tokenizer(tokenizer)
-    rows = [
-        ("ids", f"{loaded.vocab_size:,}"),
-        ("ids, padded to 128", f"{padded_vocab_size(loaded.vocab_size):,}"),
-        ("end of document", f"{loaded.end_of_document_id} {loaded.decode([loaded.end_of_document_id])}"),
-        ("fingerprint", loaded.fingerprint),
-        ("longest", " ".join(repr(token) for token in _longest(loaded))),
-    ]
+    if tp < 1:
+        raise ConfigError(f"{tp} is no degree", where="--tp", fix="Give 1 or more.")
+    loaded, sources = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    rows = _description(loaded, tp)
     if sources:
         with BadRecords(BadRecordPolicy()) as bad:
-            texts = _texts(find_source_files(sources), key, max_megabytes * 1e6, bad)
-            num_bytes = num_tokens = 0
-            for text in texts:
-                num_bytes += text_bytes(text)
-                num_tokens += len(loaded.encode_array(text))
-        rows.append(("measured on", f"{human_count(num_bytes)}B in {bad.good:,} documents"))
-        if num_tokens:
-            rows.append(("bytes per token", f"{num_bytes / num_tokens:.3f}"))
+            texts = _texts(find_source_files([Path(s) for s in sources]), key, max_megabytes * 1e6, bad)
+            rows += _compression(loaded, texts)
+            if not bad.good:
+                raise DataError(f"no document under the key {key!r}", where=sources[0], fix="Check --key.")
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
 
 
-def encode(tokenizer: Path, *text: str) -> None:
+def encode(
+    *words: str,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+) -> None:
     """Print the ids of a text; without a text, of standard input.
 
-    Special tokens written in the text are ordinary text.
+    Special tokens written in the text are ordinary text. What a tokenizer is: `groundup tokenizer inspect
+    --help`.
 
     For example:
 
         groundup tokenizer encode runs/tokenizer "def hello_world():"
-        groundup tokenizer encode runs/tokenizer < essay.txt
+        groundup tokenizer encode gpt2 < essay.txt
+        groundup tokenizer encode --vocab-file vocab.json --merge-file merges.txt "def hello_world():"
 
     Args:
-        tokenizer: Folder or tokenizer.json.
-        text: The text; several words are joined by blanks.
+        words: The tokenizer, unless a flag names it; then the text, whose words are joined by blanks.
+        tokenizer: The tokenizer: folder, file or name.
+        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
+    loaded, text = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
     content = " ".join(text) if text else sys.stdin.read()
-    sys.stdout.write(" ".join(map(str, load_tokenizer(tokenizer).encode(content))) + "\n")
+    sys.stdout.write(" ".join(map(str, loaded.encode(content))) + "\n")
 
 
-def decode(tokenizer: Path, *ids: int) -> None:
+def decode(
+    *words: str,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+) -> None:
     """Print the text of ids; without ids, of those on standard input.
 
     For example:
 
         groundup tokenizer decode runs/tokenizer 40 2883 4673
-        groundup tokenizer encode runs/tokenizer "some text" | groundup tokenizer decode runs/tokenizer
+        groundup tokenizer encode gpt2 "some text" | groundup tokenizer decode gpt2
 
     Args:
-        tokenizer: Folder or tokenizer.json.
-        ids: Token ids.
+        words: The tokenizer, unless a flag names it; then token ids.
+        tokenizer: The tokenizer: folder, file or name.
+        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
-    numbers = list(ids)
-    if not ids:
-        try:
-            numbers = [int(word) for word in sys.stdin.read().split()]
-        except ValueError as error:
-            raise DataError(f"not a token id ({error})", where="standard input") from None
-    sys.stdout.write(load_tokenizer(tokenizer).decode(numbers) + "\n")
+    loaded, ids = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    where = "command line" if ids else "standard input"
+    try:
+        numbers = [int(word) for word in (ids or sys.stdin.read().split())]
+    except ValueError as error:
+        raise DataError(f"not a token id ({error})", where=where, fix="Give numbers.") from None
+    sys.stdout.write(loaded.decode(numbers) + "\n")
+
+
+def _description(tokenizer: Tokenizer, tp: int) -> list[tuple[str, str]]:
+    """What is known without documents."""
+    size = tokenizer.vocab_size
+    padded = padded_vocab_size(size)
+    rows = [
+        ("kind", tokenizer.kind),
+        ("ids", f"{size:,}"),
+        (f"ids, padded to {VOCAB_MULTIPLE}", f"{padded:,}"),
+    ]
+    if tp > 1:
+        rows.append(
+            (f"ids, padded to {VOCAB_MULTIPLE} x {tp}", f"{padded_vocab_size(size, VOCAB_MULTIPLE * tp):,}")
+        )
+    in_order = sorted(tokenizer.special_tokens.items(), key=lambda item: item[1])
+    shown = ", ".join(f"{number} {name}" for name, number in in_order[:_SPECIALS_SHOWN])
+    more = len(in_order) - _SPECIALS_SHOWN
+    end = tokenizer.end_of_document_id
+    return [
+        *rows,
+        ("special tokens", shown + (f", and {more} more" if more > 0 else "")),
+        ("end of document", f"{end} {tokenizer.decode([end])}"),
+        ("fingerprint", tokenizer.fingerprint),
+        ("longest", "  ".join(_longest(tokenizer))),
+    ]
+
+
+def _compression(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[str, str]]:
+    """Bytes per token on the texts, and GPT-2's on the same."""
+    is_gpt2 = tokenizer.fingerprint == GPT2_FINGERPRINT
+    gpt2_paths = None if is_gpt2 else gpt2_at_hand()
+    gpt2 = load_gpt2_files(*gpt2_paths) if gpt2_paths else None
+    num_texts = num_same = num_bytes = num_tokens = num_gpt2_tokens = 0
+    for text in texts:
+        ids = tokenizer.encode_array(text)
+        num_texts += 1
+        num_bytes += text_bytes(text)
+        num_tokens += len(ids)
+        num_same += tokenizer.decode(ids.tolist()) == text
+        if gpt2:
+            num_gpt2_tokens += len(gpt2.encode_array(text))
+    rows = [("measured on", f"{human_count(num_bytes)}B in {num_texts:,} documents")]
+    if num_tokens:
+        rows.append(("bytes per token", f"{num_bytes / num_tokens:.3f}"))
+    if num_gpt2_tokens:
+        more = num_tokens / num_gpt2_tokens - 1
+        compared = f"{abs(more):.1%} {'more' if more > 0 else 'fewer'} tokens here"
+        rows.append(("with GPT-2's", f"{num_bytes / num_gpt2_tokens:.3f}: {compared}"))
+    elif not is_gpt2 and gpt2 is None:
+        rows.append(
+            ("with GPT-2's", "not measured: `groundup tokenizer inspect gpt2` fetches its files once")
+        )
+    rows.append(("same text back", f"{num_same:,} of {num_texts:,} documents"))
+    return rows
 
 
 def _texts(files: list[SourceFile], key: str, max_bytes: float, bad: BadRecords) -> Iterator[str]:
@@ -143,8 +236,11 @@ def _texts(files: list[SourceFile], key: str, max_bytes: float, bad: BadRecords)
 
 
 def _longest(tokenizer: Tokenizer) -> list[str]:
-    """Five of the longest tokens."""
-    ids = sorted(
-        range(tokenizer.vocab_size), key=lambda number: len(tokenizer.token_bytes(number)), reverse=True
-    )
-    return [tokenizer.decode([number]) for number in itertools.islice(ids, 5)]
+    """Four of the longest tokens, the beginning of each and its length."""
+    contents = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
+    longest = heapq.nlargest(4, contents, key=len)
+    texts = [content.decode("utf-8", errors="replace") for content in longest]
+    return [
+        repr(text) if len(text) <= _SHOWN_LENGTH else f"{text[:_SHOWN_LENGTH]!r}... ({len(content)} bytes)"
+        for text, content in zip(texts, longest, strict=True)
+    ]

@@ -1,5 +1,6 @@
 """What a tokenizer is, and how one is loaded from any of the forms in which people have it."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -10,9 +11,13 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.core.log import logger
-from groundup.tokens.byte_level import ByteLevelBpe, ByteLevelTokenizer, merges_are_ranks
-from groundup.tokens.gpt2_files import NAMES, read_gpt2_files
-from groundup.tokens.huggingface_json import HuggingFaceTokenizer, byte_level_bpe
+from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_files, is_gpt2
+from groundup.tokens.tokenizers.gpt2_files import NAMES, read_gpt2_files
+from groundup.tokens.tokenizers.huggingface_json import HuggingFaceTokenizer, byte_level_bpe
+from groundup.tokens.tokenizers.merges import merges_as_ranks
+from groundup.tokens.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from groundup.tokens.tokenizers.tiktoken_ranks import is_rank_file, named_encoding, read_rank_file
 
 _ENDS_OF_DOCUMENT = (
     "<|endoftext|>",
@@ -30,6 +35,16 @@ class Tokenizer(Protocol):
     """Number of ids, special tokens included, without padding."""
     end_of_document_id: int
     """The id that closes a document."""
+
+    @property
+    def kind(self) -> str:
+        """What sort of tokenizer it is, in words."""
+        ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Name -> id of the tokens that stand for no text."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -57,34 +72,43 @@ class Tokenizer(Protocol):
         ...
 
     def save(self, folder: Path) -> None:
-        """Writes a folder that ``load_tokenizer`` and ``transformers.AutoTokenizer`` read."""
+        """Writes a folder that ``load_tokenizer`` reads, and ``transformers.AutoTokenizer``.
+
+        The latter not where no ``tokenizer.json`` says the same: some SentencePiece models.
+        """
         ...
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
-    """Loads a tokenizer.
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """Loads a tokenizer; a path that exists wins over a name.
 
     Args:
-        path: A ``tokenizer.json``, or a folder with one or with GPT-2's two files
-            (``vocab.json`` and ``merges.txt``, also as ``gpt2-vocab.json`` and ``gpt2-merges.txt``).
+        path: One of
+
+            - a folder with ``tokenizer.json``, with GPT-2's two files (``vocab.json`` and ``merges.txt``,
+              also as ``gpt2-vocab.json`` and ``gpt2-merges.txt``, ``encoder.json`` and ``vocab.bpe``), or
+              with ``tokenizer.model``; of several the first of these;
+            - a ``tokenizer.json``, a SentencePiece ``tokenizer.model``, or a file of tiktoken's ranks
+              (``.tiktoken``, Llama 3's ``tokenizer.model``);
+            - ``gpt2`` (also ``GPT2BPETokenizer``): from this machine, else downloaded once and verified;
+            - ``tiktoken:cl100k_base`` and tiktoken's other names;
+            - ``bytes``: each byte is its id, and ``<|endoftext|>`` is 256.
 
     Raises:
         DataError: Nothing of this kind is there, or a file is malformed.
+        MachineError: A download failed, or a library is not installed.
     """
-    if path.is_file():
-        return _from_json(path)
-    if (path / "tokenizer.json").is_file():
-        return _from_json(path / "tokenizer.json")
-    for vocab_name, merge_name in NAMES:
-        if (path / vocab_name).is_file() and (path / merge_name).is_file():
-            return load_gpt2_files(path / vocab_name, path / merge_name)
-    raise DataError(
-        "holds no tokenizer: neither tokenizer.json nor vocab.json with merges.txt"
-        if path.is_dir()
-        else "no such tokenizer",
-        where=path,
-        fix="Give a folder with these files, or train one with `groundup tokenizer train`.",
-    )
+    path = Path(path)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.exists():
+        return _from_file(path)
+    return _from_name(path)
+
+
+def holds_tokenizer(folder: Path) -> bool:
+    """Whether a folder has a file from which ``load_tokenizer`` would read a tokenizer."""
+    return _tokenizer_in(folder) is not None
 
 
 def load_gpt2_files(vocab_file: Path, merge_file: Path) -> Tokenizer:
@@ -95,7 +119,73 @@ def load_gpt2_files(vocab_file: Path, merge_file: Path) -> Tokenizer:
     """
     bpe = read_gpt2_files(vocab_file, merge_file)
     end = _end_of_document({}, bpe.specials, vocab_file)
+    if is_gpt2(vocab_file, merge_file):  # whose merges are known to be ranks: it loads in a third of the time
+        return ByteLevelTokenizer(bpe, end_of_document=end)
     return _byte_level(bpe, end, vocab_file, None, None)
+
+
+def _tokenizer_in(folder: Path) -> tuple[Path, ...] | None:
+    """The file or the two files of the tokenizer in a folder."""
+    for names in (("tokenizer.json",), *NAMES, ("tokenizer.model",)):
+        if all((folder / name).is_file() for name in names):
+            return tuple(folder / name for name in names)
+    return None
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    match _tokenizer_in(folder):
+        case (vocab_file, merge_file):
+            return load_gpt2_files(vocab_file, merge_file)
+        case (file,):
+            return _from_file(file)
+    raise DataError(
+        "holds no tokenizer: neither tokenizer.json nor vocab.json with merges.txt nor tokenizer.model",
+        where=folder,
+        fix="Give a folder with these files, or train one with `groundup tokenizer train`.",
+    )
+
+
+def _from_file(path: Path) -> Tokenizer:
+    """By its content: a SentencePiece model and a file of ranks both go by ``tokenizer.model``."""
+    with path.open("rb") as file:
+        begin = file.read(64)
+    if path.suffix == ".json" or begin.lstrip().startswith(b"{"):
+        return _from_json(path)
+    if is_rank_file(path):
+        return _from_ranks(read_rank_file(path), path)
+    if path.suffix == ".model" or begin.startswith(b"\n"):  # the first piece's tag
+        return SentencePieceTokenizer(path)
+    raise DataError(
+        "is no file of a tokenizer",
+        where=path,
+        fix="Give a tokenizer.json, a tokenizer.model or a file of tiktoken's ranks; GPT-2's two files go by"
+        " --vocab-file and --merge-file.",
+    )
+
+
+def _from_name(path: Path) -> Tokenizer:
+    name = str(path)
+    match name.partition(":"):
+        case ("gpt2" | "GPT2BPETokenizer", "", "") | ("tiktoken", ":", "gpt2"):
+            return load_gpt2_files(*gpt2_files())
+        case ("tiktoken", ":", encoding):
+            return _from_ranks(named_encoding(encoding), path)
+        case ("bytes", "", ""):
+            alphabet = {character: byte for byte, character in enumerate(byte_characters())}
+            bpe = ByteLevelBpe(vocab=alphabet, merges=[], specials={_ENDS_OF_DOCUMENT[0]: 256})
+            return ByteLevelTokenizer(bpe, end_of_document=_ENDS_OF_DOCUMENT[0])
+        case (str(kind), "", "") if kind.endswith("Tokenizer"):
+            raise DataError(
+                "a kind of tokenizer in Megatron-LM, not a tokenizer",
+                where=name,
+                fix="Give its file or folder, for example tokenizer.model.",
+            )
+    raise DataError(
+        "no such tokenizer",
+        where=name,
+        fix="Give a folder or file, or one of the names gpt2, bytes, tiktoken:cl100k_base,"
+        " tiktoken:o200k_base; or train one with `groundup tokenizer train`.",
+    )
 
 
 def _from_json(path: Path) -> Tokenizer:
@@ -116,6 +206,10 @@ def _from_json(path: Path) -> Tokenizer:
     return HuggingFaceTokenizer(document, end_of_document=end, where=path, settings=settings)
 
 
+def _from_ranks(bpe: ByteLevelBpe, path: Path) -> Tokenizer:
+    return ByteLevelTokenizer(bpe, end_of_document=_end_of_document({}, bpe.specials, path))
+
+
 def _byte_level(
     bpe: ByteLevelBpe,
     end_of_document: str,
@@ -123,11 +217,21 @@ def _byte_level(
     document: dict[str, Any] | None,
     settings: dict[str, Any] | None,
 ) -> Tokenizer:
-    if merges_are_ranks(bpe.merges):
-        return ByteLevelTokenizer(bpe, end_of_document=end_of_document, document=document, settings=settings)
-    logger.info("%s: its merges are not ranks, so the slower tokenizers library encodes", path)
-    return HuggingFaceTokenizer(
-        document or bpe.document(), end_of_document=end_of_document, where=path, settings=settings
+    merges = bpe.merges
+    if bpe.fingerprint != GPT2_FINGERPRINT:  # whose merges are known to be ranks
+        found = merges_as_ranks(bpe.merges, byte_characters())
+        made = {left + right for left, right in bpe.merges}
+        if found is None or (len(found) < len(made) and not bpe.whole_pieces):
+            logger.info("%s: its merges are not ranks, so the slower tokenizers library encodes", path)
+            return HuggingFaceTokenizer(
+                document or bpe.document(), end_of_document=end_of_document, where=path, settings=settings
+            )
+        merges = found
+    return ByteLevelTokenizer(
+        dataclasses.replace(bpe, merges=merges),
+        end_of_document=end_of_document,
+        document=document,
+        settings=settings,
     )
 
 

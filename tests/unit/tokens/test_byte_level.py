@@ -1,32 +1,14 @@
-import random
-
+import numpy as np
 import pytest
-import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
 
-from groundup.tokens.byte_level import (
+from groundup.core.errors import DataError
+from groundup.tokens.tokenizers.byte_level import (
     ByteLevelBpe,
     ByteLevelTokenizer,
     byte_characters,
-    merges_are_ranks,
-    ranked_merges,
     to_bytes,
+    whole_text,
 )
-
-
-def _bpe(merges: list[tuple[str, str]]) -> ByteLevelBpe:
-    names = dict.fromkeys([*byte_characters(), *(left + right for left, right in merges)])
-    vocab = {name: number for number, name in enumerate(names)}
-    return ByteLevelBpe(vocab=vocab, merges=merges, specials={"<|endoftext|>": len(vocab)})
-
-
-def _by_pairs(bpe: ByteLevelBpe) -> tokenizers.Tokenizer:
-    """The reference: joins pairs, as GPT-2's encoder does."""
-    reference = tokenizers.Tokenizer(models.BPE(vocab=dict(bpe.vocab), merges=list(bpe.merges)))
-    reference.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    return reference
 
 
 def test_every_byte_has_a_character() -> None:
@@ -37,38 +19,29 @@ def test_every_byte_has_a_character() -> None:
     assert to_bytes(" ") is None
 
 
-@given(seed=st.integers(0, 10**9))
-@settings(max_examples=300, deadline=None)
-def test_ranked_merges_encode_as_pairs_do(seed: int) -> None:
-    # Random merges over two letters, far nastier than learned ones: overlaps, repeats, dead ends.
-    chance = random.Random(seed)
-    tokens = ["a", "b"]
-    merges: list[tuple[str, str]] = []
-    for _ in range(chance.randint(1, 12)):
-        left, right = chance.choice(tokens), chance.choice(tokens)
-        merges.append((left, right))
-        tokens.append(left + right)
-    bpe = _bpe(ranked_merges(merges))
-    ours = ByteLevelTokenizer(bpe, end_of_document="<|endoftext|>")
-    reference = _by_pairs(bpe)
-    for _ in range(20):
-        text = "".join(chance.choice("ab") for _ in range(chance.randint(1, 40)))
-        assert ours.encode(text) == reference.encode(text).ids, (merges, text)
+def test_bytes_are_their_own_ids() -> None:
+    alphabet = {character: byte for byte, character in enumerate(byte_characters())}
+    bpe = ByteLevelBpe(vocab=alphabet, merges=[], specials={"<|endoftext|>": 256})
+    tokenizer = ByteLevelTokenizer(bpe, end_of_document="<|endoftext|>")
+    text = "naïve 你\n\0"
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.encode_array(text).tolist() == list(text.encode())
+    assert tokenizer.encode_array(text).dtype == np.uint32
+    assert tokenizer.encode_array("a\ud800").tolist() == [ord("a"), *"\ufffd".encode()]
+    assert (tokenizer.kind, tokenizer.vocab_size, tokenizer.end_of_document_id) == ("bytes", 257, 256)
 
 
-@pytest.mark.parametrize(
-    "merges",
-    [
-        [("a", "b"), ("b", "c"), ("a", "bc")],  # abc always arrives as ab, c
-        [("a", "b"), ("ab", "c"), ("b", "c"), ("a", "bc")],  # abc twice
-        [("ab", "c")],  # ab is nothing
-    ],
-)
-def test_sees_merges_that_are_not_ranks(merges: list[tuple[str, str]]) -> None:
-    assert not merges_are_ranks(merges)
+def test_gaps_between_ids_stand_for_nothing() -> None:
+    alphabet = {character: byte for byte, character in enumerate(byte_characters())}
+    bpe = ByteLevelBpe(vocab=alphabet, merges=[], specials={"<|endoftext|>": 300})
+    tokenizer = ByteLevelTokenizer(bpe, end_of_document="<|endoftext|>")
+    assert [tokenizer.token_bytes(number) for number in (65, 256, 300)] == [b"A", b"", b""]
+    for number in (-1, 301):
+        with pytest.raises(DataError, match="outside the vocabulary of 301 ids"):
+            tokenizer.token_bytes(number)
 
 
-def test_accepts_merges_that_are() -> None:
-    assert merges_are_ranks([("a", "b"), ("ab", "c"), ("ab", "ab")])
-    assert merges_are_ranks([("a", "a"), ("aa", "a")])
-    assert not merges_are_ranks([("a", "a"), ("a", "aa")])  # the leftmost two join first
+def test_what_utf8_cannot_express_is_replaced() -> None:
+    assert whole_text("a\ud800b") == "a\ufffdb"
+    assert whole_text("\ud83d\ude00") == "\U0001f600"
+    assert whole_text("你好") == "你好"

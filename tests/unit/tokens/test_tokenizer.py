@@ -11,10 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.tokens.byte_level import ByteLevelTokenizer
-from groundup.tokens.huggingface_json import HuggingFaceTokenizer
-from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files, load_tokenizer
-from groundup.tokens.train_bpe import train_tokenizer
+from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_gpt2_files, load_tokenizer
+from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
+from groundup.tokens.tokenizers.huggingface_json import HuggingFaceTokenizer
+from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
 TRICKY = [
     "",
@@ -136,6 +136,20 @@ def test_all_forms_of_one_tokenizer_have_one_fingerprint(
     assert train_tokenizer(texts, vocab_size=290).fingerprint != again.fingerprint
 
 
+def test_bytes_by_name(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(Path("bytes"))
+    assert (tokenizer.vocab_size, tokenizer.end_of_document_id) == (257, 256)
+    tokenizer.save(tmp_path)
+    again = load_tokenizer(tmp_path)
+    assert (again.kind, again.fingerprint) == ("bytes", tokenizer.fingerprint)
+    for text in TRICKY:
+        assert tokenizer.encode(text) == tokenizer.encode_array(text).tolist() == list(text.encode())
+        assert _reference(tmp_path).encode(text).ids == list(text.encode())
+    assert train_tokenizer(["ab"], vocab_size=257).fingerprint == tokenizer.fingerprint
+    small_tokenizer.save(tmp_path / "own")
+    assert dict(load_tokenizer(str(tmp_path / "own")).special_tokens) == {"<|endoftext|>": 290}
+
+
 def test_saving_is_stable(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
     small_tokenizer.save(tmp_path / "a")
     load_tokenizer(tmp_path / "a").save(tmp_path / "b")
@@ -200,13 +214,20 @@ def test_refuses_ids_outside_the_vocabulary(small_tokenizer: Tokenizer) -> None:
 
 
 def test_what_is_missing_is_named(small_tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such tokenizer"):
+    with pytest.raises(DataError, match="absent: no such tokenizer"):
         load_tokenizer(tmp_path / "absent")
     with pytest.raises(DataError, match=r"neither tokenizer\.json nor vocab\.json"):
         load_tokenizer(tmp_path)
+    for name in ("GPTSentencePieceTokenizer", "Llama2Tokenizer"):
+        with pytest.raises(DataError, match=f"{name}: a kind of tokenizer in Megatron-LM"):
+            load_tokenizer(name)
+    assert not holds_tokenizer(tmp_path)
     small_tokenizer.save(tmp_path)
+    assert holds_tokenizer(tmp_path)
     with pytest.raises(DataError, match=r"vocab\.json: is not a tokenizer\.json"):
         load_tokenizer(tmp_path / "vocab.json")
+    with pytest.raises(DataError, match=r"merges\.txt: is no file of a tokenizer"):
+        load_tokenizer(tmp_path / "merges.txt")
     merges = (tmp_path / "merges.txt").read_text()
     (tmp_path / "merges.txt").write_text(merges + "one\n")
     with pytest.raises(DataError, match=r"merges\.txt:36: 'one' is not a pair"):

@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from groundup.core.errors import DataError
 from groundup.core.manifest import fingerprint
-from groundup.tokens.byte_level import (
+from groundup.tokens.tokenizers.byte_level import (
     GPT2_PATTERN,
     ByteLevelBpe,
-    byte_characters,
     to_bytes,
+    whole_text,
     write_tokenizer,
 )
 
@@ -42,15 +42,26 @@ def byte_level_bpe(document: Mapping[str, Any]) -> ByteLevelBpe | None:
     if not plain or pattern is None:
         return None
     entries: dict[str, int] = model["vocab"]
-    merges = [_pair(merge) for merge in model["merges"]]
     specials = {token["content"]: token["id"] for token in document.get("added_tokens", ())}
-    reachable = (*byte_characters(), *(left + right for left, right in merges))
-    if any(token not in entries or token in specials for token in reachable):
+    bpe = ByteLevelBpe(
+        vocab={token: number for token, number in entries.items() if token not in specials},
+        merges=[_pair(merge) for merge in model["merges"]],
+        specials=specials,
+        pattern=pattern,
+        whole_pieces=bool(model.get("ignore_merges")),
+    )
+    if any(token not in bpe.vocab for token in bpe.ranked):
         return None
-    vocab = {token: number for token, number in entries.items() if token not in specials}
-    if model.get("ignore_merges") and len(vocab) != len(set(reachable)):
-        return None  # whole pieces are looked up, and some are not made by merges
-    return ByteLevelBpe(vocab=vocab, merges=merges, specials=specials, pattern=pattern)
+    if bpe.whole_pieces and any(len(_pieces(pattern, special)) == 1 for special in specials):
+        return None  # written in a text it would be looked up as a whole piece
+    return bpe
+
+
+def _pieces(pattern: str, text: str) -> list[Any]:
+    from tokenizers import Regex, pre_tokenizers
+
+    found: list[Any] = pre_tokenizers.Split(Regex(pattern), "isolated").pre_tokenize_str(text)
+    return found
 
 
 def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
@@ -77,6 +88,12 @@ def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
         }:
             return pattern
     return None
+
+
+def document_fingerprint(document: Mapping[str, Any]) -> str:
+    """Hash of the parts of a ``tokenizer.json`` that decide the ids and the text."""
+    parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
+    return fingerprint({part: document.get(part) for part in parts})
 
 
 class HuggingFaceTokenizer:
@@ -115,16 +132,25 @@ class HuggingFaceTokenizer:
         self.end_of_document_id: int = number
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
+    @property
+    def kind(self) -> str:
+        """What sort of tokenizer it is, in words."""
+        return f"{self._document['model'].get('type', 'BPE')} through the tokenizers library"
+
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """Name -> id of the tokens that stand for no text."""
+        added = self._document.get("added_tokens", ())
+        return {token["content"]: token["id"] for token in added if token["special"]}
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """Hash of the whole description."""
-        parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
-        return fingerprint({part: self._document.get(part) for part in parts})
+        return document_fingerprint(self._document)
 
     @functools.cached_property
-    def _specials(self) -> frozenset[int]:
-        added = self._document.get("added_tokens", ())
-        return frozenset(token["id"] for token in added if token["special"])
+    def _special_ids(self) -> frozenset[int]:
+        return frozenset(self.special_tokens.values())
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
@@ -132,7 +158,7 @@ class HuggingFaceTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text; special tokens written in it are ordinary text."""
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._tokenizer.encode(whole_text(text), add_special_tokens=False).ids
         return ids
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
@@ -141,7 +167,7 @@ class HuggingFaceTokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text."""
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(list(map(whole_text, texts)), add_special_tokens=False)
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -151,13 +177,13 @@ class HuggingFaceTokenizer:
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002  # the protocol's name
         """The bytes of text that an id stands for; none for a special token."""
-        written = self._tokenizer.id_to_token(id)
-        if written is None:
+        if not 0 <= id < self.vocab_size:
             raise DataError(
                 f"token id {id} is outside the vocabulary of {self.vocab_size:,} ids",
                 fix="Use the tokenizer that the ids were made with.",
             )
-        if id in self._specials:
+        written = self._tokenizer.id_to_token(id)
+        if written is None or id in self._special_ids:  # some vocabularies have gaps
             return b""
         if self._is_byte_level:
             content = to_bytes(written)

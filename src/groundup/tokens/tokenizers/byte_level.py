@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding, as in GPT-2: text -> pieces by a pattern -> bytes -> merges.
 
 Encoding runs in ``tiktoken``, which joins two neighbours when their *joined bytes* have a rank;
-the definition (GPT-2's encoder, Hugging Face) joins them when the *pair* has one. ``merges_are_ranks``
+the definition (GPT-2's encoder, Hugging Face) joins them when the *pair* has one. ``merges.py``
 proves for a vocabulary that both give the same ids.
 """
 
@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import tiktoken
 
 from groundup.core.errors import DataError
 from groundup.core.files import atomic_write, write_json
 from groundup.core.manifest import fingerprint
+from groundup.tokens.tokenizers.merges import Merge
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """How GPT-2 cuts text into pieces (Radford et al. 2019, encoder.py)."""
@@ -26,6 +28,8 @@ GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 _QUICK_PATTERNS = {
     GPT2_PATTERN: r"'(?:[stmd]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 }
+
+_SEPARATOR = "\uffff"  # in no written form
 
 
 @functools.cache
@@ -50,6 +54,15 @@ def to_bytes(written: str) -> bytes | None:
         return None
 
 
+def whole_text(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot express, as U+FFFD, and pairs of them joined."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 @dataclasses.dataclass(frozen=True)
 class ByteLevelBpe:
     """A vocabulary and its merges.
@@ -58,13 +71,16 @@ class ByteLevelBpe:
         vocab: Written form -> id, without the special tokens.
         merges: Pairs of written forms, first the one that was learned first.
         specials: Special token -> id.
-        pattern: Regular expression that cuts text into pieces.
+        pattern: Regular expression that cuts text into pieces, as Oniguruma (``tokenizers``) and
+            ``tiktoken`` both read it.
+        whole_pieces: Whether a piece that is a token is that token, even if merges would not make it.
     """
 
     vocab: Mapping[str, int]
-    merges: Sequence[tuple[str, str]]
+    merges: Sequence[Merge]
     specials: Mapping[str, int]
     pattern: str = GPT2_PATTERN
+    whole_pieces: bool = False
 
     def document(self) -> dict[str, Any]:
         """The content of a ``tokenizer.json``."""
@@ -102,71 +118,36 @@ class ByteLevelBpe:
                 "end_of_word_suffix": None,
                 "fuse_unk": False,
                 "byte_fallback": False,
-                "ignore_merges": False,
+                "ignore_merges": self.whole_pieces,
                 "vocab": {**self.vocab, **self.specials},
                 "merges": [list(merge) for merge in self.merges],
             },
         }
 
-    def joined(self) -> list[str]:
-        """The token that each merge makes."""
-        return [left + right for left, right in self.merges]
+    @functools.cached_property
+    def ranked(self) -> list[str]:
+        """The tokens that encoding yields: bytes, what merges make in their order, whole pieces."""
+        made = [*byte_characters(), *map("".join, self.merges)]
+        if not self.whole_pieces:
+            return made
+        return made + sorted(self.vocab.keys() - set(made), key=self.vocab.__getitem__)
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Hash of pattern, tokens in the order in which they join, ids, and special tokens.
 
-def merges_are_ranks(merges: Sequence[tuple[str, str]]) -> bool:
-    """Whether joining by the rank of the joined bytes gives the ids that joining by pairs gives."""
-    return len(ranked_merges(merges)) == len(merges)
-
-
-def ranked_merges(merges: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The merges without those for which joining by bytes and joining by pairs could differ.
-
-    By induction over the ranks, both are the same when each token has one merge (left, right), both of
-    lower rank, and no neighbours x (end of left) and y (start of right) that exist at the same time
-    join before left and right are whole: then a token's bytes always arrive as its left and its right.
-    """
-    rank = dict.fromkeys(byte_characters(), -1)
-    parts: dict[str, tuple[str, str]] = {}
-    kept: list[tuple[str, str]] = []
-    never = len(merges)
-
-    def spine(token: str, side: int) -> list[tuple[str, int, int]]:
-        """Pieces at one end of a token while it is being joined: (piece, rank it appears, vanishes)."""
-        pieces = [(token, rank[token], never)]
-        while token in parts:
-            vanishes = rank[token]
-            token = parts[token][side]
-            pieces.append((token, rank[token], vanishes))
-        return pieces
-
-    ends_of = functools.cache(lambda token: spine(token, 1))
-    starts_of = functools.cache(lambda token: spine(token, 0))
-
-    def is_crossed(left: str, right: str) -> bool:
-        for x, x_appears, x_vanishes in ends_of(left):
-            for y, y_appears, y_vanishes in starts_of(right):
-                if x_appears >= y_vanishes:
-                    break  # the pieces of ``right`` that follow vanished even earlier
-                # Of equal ranks the leftmost joins first: x's own merge, but not y's.
-                crossing = rank.get(x + y, never)
-                if y_appears < x_vanishes and crossing < x_vanishes and crossing <= y_vanishes:
-                    return True
-        return False
-
-    for number, (left, right) in enumerate(merges):
-        joined = left + right
-        if joined not in rank and left in rank and right in rank and not is_crossed(left, right):
-            rank[joined] = number
-            parts[joined] = (left, right)
-            kept.append((left, right))
-    return kept
+        The order stands for the merges, which follow from it (``merges.py``).
+        """
+        rest = sorted(self.vocab.keys() - set(self.ranked))
+        ids = " ".join(map(str, map(self.vocab.__getitem__, (*self.ranked, *rest))))
+        return fingerprint([self.pattern, "\n".join(self.ranked), "\n".join(rest), ids, dict(self.specials)])
 
 
 class ByteLevelTokenizer:
     """A ``Tokenizer`` on ``tiktoken``.
 
     Args:
-        bpe: A vocabulary for whose merges ``merges_are_ranks`` holds.
+        bpe: A vocabulary whose merges are those that ``merges.py`` finds by their order as ranks.
         end_of_document: One of its special tokens.
         document: The ``tokenizer.json`` it came from, kept for ``save``.
         settings: The ``tokenizer_config.json`` it came from, kept for ``save``.
@@ -186,10 +167,10 @@ class ByteLevelTokenizer:
         self._end_of_document = end_of_document
         self._document = document
         self._settings = settings
-        in_order = [*byte_characters(), *bpe.joined()]
-        table = _character_bytes()
-        ranks = {bytes([table[c] for c in written]): rank for rank, written in enumerate(in_order)}
-        ids = np.array([bpe.vocab[written] for written in in_order], dtype=np.uint32)
+        table = {ord(character): byte for character, byte in _character_bytes().items()}
+        tokens = _SEPARATOR.join(bpe.ranked).translate(table).split(_SEPARATOR)
+        ranks = dict(zip([token.encode("latin-1") for token in tokens], range(len(tokens)), strict=True))
+        ids = np.array(list(map(bpe.vocab.__getitem__, bpe.ranked)), dtype=np.uint32)
         # GPT-2's byte ids have an order of their own, and some vocabularies shuffle all ids.
         self._ids = ids
         self._id_list = ids.tolist()
@@ -201,13 +182,20 @@ class ByteLevelTokenizer:
             special_tokens={end_of_document: len(ranks)},
         )
 
-    @functools.cached_property
+    @property
+    def kind(self) -> str:
+        """What sort of tokenizer it is, in words."""
+        return "byte-level BPE" if self.bpe.merges else "bytes"
+
+    @property
     def fingerprint(self) -> str:
         """Hash of vocabulary, merges, special tokens and pattern."""
-        bpe = self.bpe
-        vocab = "\n".join(f"{token} {bpe.vocab[token]}" for token in sorted(bpe.vocab))
-        merges = "\n".join(map(" ".join, bpe.merges))
-        return fingerprint([bpe.pattern, vocab, merges, dict(bpe.specials)])
+        return self.bpe.fingerprint
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """Name -> id of the tokens that stand for no text."""
+        return self.bpe.specials
 
     @functools.cached_property
     def _bytes(self) -> dict[int, bytes]:
@@ -225,6 +213,8 @@ class ByteLevelTokenizer:
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """The ids of a text as uint32 [num_tokens]."""
+        if not self.bpe.merges:
+            return self._ids[np.frombuffer(whole_text(text).encode(), dtype=np.uint8)]
         try:
             ranks = self._encoding.encode_to_numpy(text, allowed_special=set(), disallowed_special=())
         except UnicodeEncodeError:  # lone surrogates become U+FFFD, as in ``encode``
@@ -245,11 +235,8 @@ class ByteLevelTokenizer:
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002  # the protocol's name
         """The bytes of text that an id stands for; none for a special token."""
-        content = self._bytes.get(id)
-        if content is not None:
-            return content
-        if id in self._special_names:
-            return b""
+        if 0 <= id < self.vocab_size:
+            return self._bytes.get(id, b"")  # some vocabularies have gaps
         raise DataError(
             f"token id {id} is outside the vocabulary of {self.vocab_size:,} ids",
             fix="Use the tokenizer that the ids were made with.",
@@ -261,7 +248,9 @@ class ByteLevelTokenizer:
         with atomic_write(folder / "merges.txt") as file:
             lines = ["#version: 0.2", *(f"{left} {right}" for left, right in self.bpe.merges)]
             file.write(("\n".join(lines) + "\n").encode())
-        write_json(folder / "vocab.json", {**self.bpe.vocab, **self.bpe.specials})
+        with atomic_write(folder / "vocab.json") as file:
+            vocab = {**self.bpe.vocab, **self.bpe.specials}
+            file.write(orjson.dumps(vocab, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
 def write_tokenizer(
@@ -271,7 +260,8 @@ def write_tokenizer(
     end_of_document: str,
 ) -> None:
     """Writes the two files that ``transformers.AutoTokenizer`` reads."""
-    write_json(folder / "tokenizer.json", document)
+    with atomic_write(folder / "tokenizer.json") as file:
+        file.write(orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
     plain = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,

@@ -4,8 +4,9 @@ import json
 from collections.abc import Iterable
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters, ranked_merges
 from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from groundup.tokens.tokenizers.merges import ranked_merges
 
 _MIN_PAIR_COUNT = 2
 _BYTES = 256
@@ -41,7 +42,7 @@ def train_tokenizer(
             fix="Ask for at least 257.",
         )
     learned = _learn(texts, vocab_size - 1 + _SPARE_MERGES)
-    merges = ranked_merges(learned)[: vocab_size - 1 - _BYTES]
+    merges = ranked_merges(learned, byte_characters())[: vocab_size - 1 - _BYTES]
     reached = _BYTES + len(merges) + 1
     if reached < vocab_size and not fewer:
         raise DataError(

@@ -1,11 +1,12 @@
 """GPT-2's own tokenizer files: ``vocab.json`` (token -> id) and ``merges.txt`` (a pair a line)."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
-from groundup.tokens.byte_level import ByteLevelBpe, byte_characters
+from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, byte_characters
 
 NAMES = (
     ("vocab.json", "merges.txt"),
@@ -13,6 +14,7 @@ NAMES = (
     ("encoder.json", "vocab.bpe"),
 )
 """The names under which the two files are passed on: Hugging Face's, Megatron-LM's and OpenAI's."""
+_PAIRS = re.compile(r"(?:[^ \n\r]++ [^ \n\r]++\n)*+")
 
 
 def read_gpt2_files(vocab_file: Path, merge_file: Path) -> ByteLevelBpe:
@@ -22,31 +24,34 @@ def read_gpt2_files(vocab_file: Path, merge_file: Path) -> ByteLevelBpe:
         DataError: A file is missing or malformed, or the two do not belong together.
     """
     entries: Any = read_json(vocab_file)
-    if not isinstance(entries, dict) or not all(type(number) is int for number in entries.values()):
+    if not isinstance(entries, dict) or set(map(type, entries.values())) != {int}:
         raise DataError("is not a vocabulary: a JSON object of token: id", where=vocab_file)
     if len(set(entries.values())) != len(entries):
         raise DataError("gives one id to two tokens", where=vocab_file)
     merges = _read_merges(merge_file)
-    vocab: dict[str, int] = {}
-    for token in (*byte_characters(), *(left + right for left, right in merges)):
-        if token not in entries:
-            raise DataError(
-                f"has no token {token!r}, which {merge_file.name} needs",
-                where=vocab_file,
-                fix="Give the two files of the same tokenizer.",
-            )
-        vocab[token] = entries[token]
-    specials = {token: number for token, number in entries.items() if token not in vocab}
+    try:
+        vocab = {token: entries[token] for token in (*byte_characters(), *map("".join, merges))}
+    except KeyError as error:
+        raise DataError(
+            f"has no token {error.args[0]!r}, which {merge_file.name} needs",
+            where=vocab_file,
+            fix="Give the two files of the same tokenizer.",
+        ) from None
+    specials = {token: entries[token] for token in entries.keys() - vocab.keys()}
     return ByteLevelBpe(vocab=vocab, merges=merges, specials=specials)
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot be read ({error})", where=path, fix="Check the path.") from None
+    head, _, body = text.partition("\n")
+    if head.startswith("#version") and _PAIRS.fullmatch(body):
+        words = iter(body.replace("\n", " ").split(" "))
+        return list(zip(words, words, strict=False))  # the last word is what follows the last line: nothing
     merges = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         left, space, right = line.rstrip("\r").partition(" ")

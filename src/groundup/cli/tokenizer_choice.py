@@ -1,0 +1,66 @@
+"""Which tokenizer a command line means: a folder, file or name, or the files under Megatron-LM's flags."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from groundup.core.errors import ConfigError
+from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files, load_tokenizer
+
+
+def chosen_tokenizer(
+    tokenizer: Path | None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+) -> Tokenizer:
+    """The tokenizer that the flags name.
+
+    Args:
+        tokenizer: Folder, file or name: whatever ``load_tokenizer`` reads.
+        vocab_file: GPT-2's vocabulary, with ``merge_file``.
+        merge_file: GPT-2's merges, with ``vocab_file``.
+        tokenizer_model: Megatron-LM's flag for a ``tokenizer.model``.
+
+    Raises:
+        ConfigError: None, several, or half of one is given.
+        DataError: What is named is missing or malformed.
+        MachineError: A download failed, or a library is not installed.
+    """
+    match (tokenizer, vocab_file, merge_file, tokenizer_model):
+        case (Path(), None, None, None):
+            return load_tokenizer(tokenizer)
+        case (None, Path(), Path(), None):
+            return load_gpt2_files(vocab_file, merge_file)
+        case (None, None, None, Path()):
+            return load_tokenizer(tokenizer_model)
+    flags = {
+        "--tokenizer": tokenizer,
+        "--vocab-file": vocab_file,
+        "--merge-file": merge_file,
+        "--tokenizer-model": tokenizer_model,
+    }
+    given = " and ".join(flag for flag, value in flags.items() if value is not None)
+    raise ConfigError(
+        f"which tokenizer: {given} given" if given else "which tokenizer: none given",
+        where="command line",
+        fix="Give a folder, file or name (--tokenizer gpt2), or --vocab-file together with --merge-file, or"
+        " --tokenizer-model.",
+    )
+
+
+def tokenizer_and_words(
+    words: Sequence[str],
+    tokenizer: Path | None,
+    vocab_file: Path | None,
+    merge_file: Path | None,
+    tokenizer_model: Path | None,
+) -> tuple[Tokenizer, list[str]]:
+    """The tokenizer and the other words of a command line whose first word names it, unless a flag does.
+
+    Raises:
+        ConfigError, DataError, MachineError: As ``chosen_tokenizer``.
+    """
+    rest = list(words)
+    if rest and not (tokenizer or vocab_file or merge_file or tokenizer_model):
+        tokenizer = Path(rest.pop(0))
+    return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model), rest

@@ -1,0 +1,1 @@
+"""Kinds of tokenizers, one module each, and what their files look like."""
