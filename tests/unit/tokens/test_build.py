@@ -10,12 +10,14 @@ import pytest
 
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
-from groundup.corpus.read import RawRecord
-from groundup.tokens.build import build_tokens, manifest_path, tokenizer_of
-from groundup.tokens.indexed import IndexedDataset, bin_path, idx_path
+from groundup.corpus.blocks import Block
+from groundup.tokens.build import build_tokens
+from groundup.tokens.build.tokenize_batch import Batch, BatchTokenizer
+from groundup.tokens.build.workers import tokenize_batches, tokenizing_processes
+from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
+from groundup.tokens.files.manifests import manifest_path, tokenizer_of
 from groundup.tokens.tokenizer import Tokenizer
-from groundup.tokens.train_bpe import train_tokenizer
-from groundup.tokens.workers import BatchTokenizer, tokenize_batches
+from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
 LINES = [
     {"text": "the cat", "title": "one"},
@@ -165,11 +167,14 @@ class _Deadly:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGKILL")
 def test_a_killed_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundup.tokens.workers._start_method", lambda: "fork")  # tests are not importable
+    monkeypatch.setattr("groundup.core.processes._start_method", lambda: "fork")  # tests are not importable
     tokenize = BatchTokenizer(_Deadly(), ("text",), True, "uint16")  # type: ignore[arg-type]
-    batches = [[RawRecord("here", b'{"text": "a"}')]] * 5
-    with pytest.raises(MachineError, match="exit code -9"):
-        list(tokenize_batches(batches, tokenize, num_workers=1))
+    batches = [Batch(0, [Block(0, b'{"text": "a"}', "lines")], 13, False)] * 5
+    with (
+        tokenizing_processes(1, tokenize) as workers,
+        pytest.raises(MachineError, match=r"exit code -9 \(SIGKILL\) while tokenizing"),
+    ):
+        list(tokenize_batches(batches, tokenize, workers))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
@@ -179,10 +184,10 @@ def test_forked_workers_write_the_same(small_tokenizer: Tokenizer, tmp_path: Pat
     small_tokenizer.save(tmp_path / "tokenizer")
     code = (
         "from pathlib import Path\n"
-        "from groundup.tokens import workers\n"
+        "from groundup.core import processes\n"
         "from groundup.tokens.build import build_tokens\n"
         "from groundup.tokens.tokenizer import load_tokenizer\n"
-        "assert workers._start_method() == 'fork'\n"
+        "assert processes._start_method() == 'fork'\n"
         "build_tokens([Path('in.jsonl')], Path('forked'), load_tokenizer(Path('tokenizer')), workers=3)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)

@@ -6,8 +6,9 @@ import pytest
 
 from groundup.cli import tokenizer as tokenizer_verbs
 from groundup.cli import tokens as tokens_verbs
+from groundup.cli import tokens_files as tokens_files_verbs
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.indexed import bin_path
+from groundup.tokens.files.indexed import bin_path
 
 
 @pytest.fixture
@@ -45,18 +46,18 @@ def test_train_build_inspect_verify(
         assert shown.startswith(f"{prefix}_body_document{state}  40 documents, ")
 
     data = tmp_path / "out" / "data_body_document"
-    tokens_verbs.inspect(data, documents=1, characters=7)
+    tokens_files_verbs.inspect(data, documents=1, characters=7)
     shown = capsys.readouterr().out
     assert "documents             40" in shown
     assert shown.endswith("tokens\nthe cat ...\n")
-    tokens_verbs.verify(data)
+    tokens_files_verbs.verify(data)
     assert capsys.readouterr().out == f"{data}: structure, ids and checksums are right\n"
 
     content = bytearray(bin_path(data).read_bytes())
     content[0] ^= 1
     bin_path(data).write_bytes(content)
     with pytest.raises(DataError, match="does not match its checksum"):
-        tokens_verbs.verify(data)
+        tokens_files_verbs.verify(data)
 
 
 def test_gpt2_files_are_understood(source: Path, tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def test_gpt2_files_are_understood(source: Path, tmp_path: Path) -> None:
 def test_a_dataset_of_megatrons_is_read_without_a_manifest(
     megatron: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tokens_verbs.inspect(megatron / "indexed" / "wt2_200_text_document.idx", documents=1, characters=3)
+    tokens_files_verbs.inspect(megatron / "indexed" / "wt2_200_text_document.idx", documents=1, characters=3)
     assert "tokens                36,449" in capsys.readouterr().out
-    tokens_verbs.verify(megatron / "indexed" / "wt2_200_text_document")
+    tokens_files_verbs.verify(megatron / "indexed" / "wt2_200_text_document")
     assert "no manifest" in capsys.readouterr().out

@@ -1,3 +1,4 @@
+import pickle
 import struct
 from pathlib import Path
 
@@ -7,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.indexed import IndexedDataset, IndexedWriter, bin_path, idx_path, token_dtype
+from groundup.tokens.files.check import check_ids, check_index
+from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
+from groundup.tokens.files.indexed_writer import IndexedWriter
 
 
 def _write(prefix: Path, documents: list[list[int]], vocab_size: int = 300) -> None:
@@ -51,7 +54,7 @@ def test_what_is_written_reads_back(
     prefix = tmp_path_factory.mktemp("indexed") / "data.v1"
     _write(prefix, documents, 70_000 if large else 65_001)
     data = IndexedDataset(prefix.with_name("data.v1.bin"))
-    data.check()
+    check_index(data)
     assert data.dtype == (np.int32 if large else np.uint16)
     assert [data.sequence(k).tolist() for k in range(data.num_sequences)] == documents
     assert data.tokens.tolist() == [token for document in documents for token in document]
@@ -63,7 +66,8 @@ def test_what_is_written_reads_back(
 def test_equals_megatrons_files(megatron: Path, tmp_path: Path) -> None:
     theirs = IndexedDataset(megatron / "indexed" / "wt2_200_text_document")
     assert (theirs.num_documents, theirs.num_tokens, theirs.dtype) == (200, 36449, np.uint16)
-    theirs.check(vocab_size=50257)
+    check_index(theirs)
+    check_ids(theirs, 50257)
     with IndexedWriter(tmp_path / "ours", vocab_size=50257) as writer:
         writer.add(theirs.tokens[: theirs.token_begin(7)], theirs.lengths[:7])
         writer.add(theirs.tokens[theirs.token_begin(7) :], theirs.lengths[7:])
@@ -131,6 +135,21 @@ def test_refuses_a_truncated_index(prefix: Path, size: int) -> None:
         IndexedDataset(prefix)
 
 
+def test_refuses_half_a_token(prefix: Path) -> None:
+    _patch(idx_path(prefix), 34 + 12 + 16, struct.pack("<q", 9))  # 9 + 2 * 2 bytes
+    bin_path(prefix).write_bytes(bytes(13))
+    with pytest.raises(DataError, match="13 bytes, no whole number of uint16 tokens"):
+        IndexedDataset(prefix)
+
+
+def test_another_process_maps_the_files_itself(tmp_path: Path) -> None:
+    _write(tmp_path / "data", [list(range(250)) * 40])
+    data = IndexedDataset(tmp_path / "data")
+    again = pickle.loads(pickle.dumps(data))
+    assert again.tokens.tolist() == data.tokens.tolist()
+    assert len(pickle.dumps(data)) < 1000
+
+
 def test_refuses_a_multimodal_index(prefix: Path) -> None:
     idx_path(prefix).write_bytes(idx_path(prefix).read_bytes() + b"\x00\x00\x00")
     with pytest.raises(DataError, match="multimodal"):
@@ -139,12 +158,12 @@ def test_refuses_a_multimodal_index(prefix: Path) -> None:
 
 def test_check_names_the_offender(prefix: Path) -> None:
     data = IndexedDataset(prefix)
-    data.check(vocab_size=300)
+    check_ids(data, 300)
     with pytest.raises(DataError, match=r"token 299 at position 1 of document 2 is outside .* 299 ids"):
-        data.check(vocab_size=299)
+        check_ids(data, 299)
     _patch(idx_path(prefix), 34 + 12 + 8, struct.pack("<q", 4))
     with pytest.raises(DataError, match=r"sequence 1 has offset 4 .* expected offset 6"):
-        IndexedDataset(prefix).check()
+        check_index(IndexedDataset(prefix))
 
 
 def test_reads_documents_of_no_or_several_sequences(tmp_path: Path) -> None:
@@ -158,5 +177,6 @@ def test_reads_documents_of_no_or_several_sequences(tmp_path: Path) -> None:
         + struct.pack("<4q", 0, 0, 2, 2)
     )
     data = IndexedDataset(tmp_path / "data")
-    data.check(vocab_size=4)
-    assert (data.num_documents, data.num_sequences) == (3, 2)
+    check_index(data)
+    check_ids(data, 4)
+    assert (data.num_recorded_documents, data.num_documents, data.num_sequences) == (3, 2, 2)

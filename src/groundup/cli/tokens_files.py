@@ -1,0 +1,285 @@
+"""``groundup tokens``: looking at tokenized datasets, checking, merging and splitting them."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.core.errors import DataError
+from groundup.core.manifest import Manifest, damage
+from groundup.core.progress import Progress
+from groundup.tokens.files.check import check_ids, check_index
+from groundup.tokens.files.divide import divide_tokens
+from groundup.tokens.files.division import Division
+from groundup.tokens.files.flat_shards import FlatShards
+from groundup.tokens.files.indexed import IndexedDataset
+from groundup.tokens.files.indexed_parts import IndexedParts
+from groundup.tokens.files.manifests import manifest_path
+from groundup.tokens.files.merge import merge_tokens
+from groundup.tokens.files.provenance import added_counts, common_tokenizer
+from groundup.tokens.files.shards import open_source
+from groundup.tokens.files.source import TokenSource
+from groundup.tokens.tokenizer import Tokenizer
+
+
+def inspect(
+    data: Path,
+    *,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+    end_of_document_id: int | None = None,
+    documents: int = 3,
+    characters: int = 300,
+) -> None:
+    """Show what token files hold: counts, lengths, and the first documents as text.
+
+    Reads our .bin and .idx and Megatron-LM's, build-nanogpt's .npy and llm.c's .bin shards. Ours know
+    their tokenizer; for the others, name it to see text.
+
+    For example:
+
+        groundup tokens inspect runs/tokens/corpus_text_document
+        groundup tokens inspect my-gpt2_text_document --vocab-file vocab.json --merge-file merges.txt
+        groundup tokens inspect edu_fineweb10B --tokenizer gpt2
+
+    Args:
+        data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
+        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
+        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
+        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
+            tokenizer's.
+        documents: How many documents to show.
+        characters: How much of each.
+    """
+    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
+    known = _tokenizer_of(source, named)
+    rows = _rows(source, known)
+    width = max(len(name) for name, _ in rows)
+    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
+    for title, begin, end in _beginnings(source, documents):
+        ids = source.tokens[begin : min(end, begin + max(characters, 1))].tolist()
+        text = known.decode(ids) if known else " ".join(map(str, ids))
+        cut = " ..." if len(text) > characters or end - begin > len(ids) else ""
+        sys.stdout.write(f"\n[{title}] {end - begin:,} tokens\n{text[:characters]}{cut}\n")
+
+
+def verify(
+    data: Path,
+    *,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+    end_of_document_id: int | None = None,
+) -> None:
+    """Check token files: their structure, that each id is in the vocabulary, and their checksums.
+
+    For example:
+
+        groundup tokens verify runs/tokens/corpus_text_document
+        groundup tokens verify edu_fineweb10B --tokenizer gpt2
+
+    Args:
+        data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
+        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
+        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
+        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
+            tokenizer's.
+    """
+    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
+    known = _tokenizer_of(source, named)
+    prefixes = _prefixes(source)
+    for prefix in prefixes:
+        check_index(IndexedDataset(prefix))
+    if known:
+        check_ids(source, known.vocab_size)
+    described = [prefix for prefix in prefixes if manifest_path(prefix).is_file()]
+    for prefix in described:
+        _check_files(prefix)
+    unchecked = []
+    if not known:
+        unchecked.append("ids (name the --tokenizer)")
+    if not described or len(described) < len(prefixes):
+        unchecked.append("checksums (no manifest records them)")
+    right = ["structure"] + ["ids"] * bool(known) + ["checksums"] * (len(unchecked) == (not known))
+    said = f"{', '.join(right[:-1])} and {right[-1]} are" if len(right) > 1 else f"{right[0]} is"
+    rest = f"; unchecked: {', '.join(unchecked)}" if unchecked else ""
+    sys.stdout.write(f"{source.name}: {said} right{rest}\n")
+
+
+def merge(
+    *sources: Path,
+    prefix: Path,
+    tokenizer: Path | None = None,
+    vocab_file: Path | None = None,
+    merge_file: Path | None = None,
+    tokenizer_model: Path | None = None,
+    end_of_document_id: int | None = None,
+) -> None:
+    """Merge token files into one PREFIX.bin and PREFIX.idx.
+
+    Parts in Megatron-LM's format give byte for byte what its merge_datasets.py gives, in the order named; a
+    folder stands for its parts in the order of their names. Shards of build-nanogpt and llm.c are converted:
+    their stream of tokens stays as it is, and each document begins with the id that opens it there. Run
+    again with unchanged files, it finds its work done (where the tokenizer is known).
+
+    For example:
+
+        groundup tokens merge parts/ --prefix data/all
+        groundup tokens merge books_text_document wiki_text_document --prefix data/books_and_wiki
+        groundup tokens merge 'edu_fineweb10B/*train*.npy' --prefix data/fineweb_train --tokenizer gpt2
+
+    Args:
+        sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
+        prefix: Of what is written.
+        tokenizer: That the data was built with, where no manifest tells: a folder, a file or a name.
+        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
+        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
+            tokenizer's.
+    """
+    report = merge_tokens(
+        sources,
+        prefix,
+        tokenizer=_named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model),
+        end_of_document_id=end_of_document_id,
+    )
+    sys.stdout.write(
+        f"{report.prefix}{_there_already(report.reused)}\n"
+        f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
+        f" merged files: {report.num_parts:,}\n"
+    )
+
+
+def split(
+    data: Path,
+    *,
+    prefix: Path,
+    parts: int = 0,
+    documents: int = 0,
+    tokens: int = 0,
+    split: str = "",
+) -> None:
+    """Split a .bin and .idx between documents; merging the parts gives the same bytes again.
+
+    Writes PREFIX_00000, PREFIX_00001 and so on, or PREFIX_train, PREFIX_validation and PREFIX_test. Run
+    again after an interruption, it writes the parts that are missing.
+
+    For example:
+
+        groundup tokens split data/corpus_text_document --prefix parts/corpus --parts 8
+        groundup tokens split data/corpus_text_document --prefix parts/corpus --split 969,30,1
+
+    Args:
+        data: Prefix of the .bin and .idx, with or without the ending.
+        prefix: Beginning of the names of what is written.
+        parts: Into so many parts of about equally many tokens.
+        documents: Into parts of so many documents each.
+        tokens: Into parts that end with the document that reaches so many tokens.
+        split: Into train, validation and test by these shares, rounded as in training.
+    """
+    division = Division(parts=parts, documents=documents, tokens=tokens, split=split)
+    for part in divide_tokens(data, prefix, division):
+        sys.stdout.write(
+            f"{part.prefix}  {part.num_documents:,} documents, {part.num_tokens:,} tokens"
+            f"{_there_already(part.reused)}\n"
+        )
+
+
+def _there_already(reused: bool) -> str:
+    return " (was there already)" if reused else ""
+
+
+def _named_tokenizer(
+    tokenizer: Path | None, vocab_file: Path | None, merge_file: Path | None, tokenizer_model: Path | None
+) -> Tokenizer | None:
+    if tokenizer is None and vocab_file is None and merge_file is None and tokenizer_model is None:
+        return None
+    return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+
+
+def _opening_id(given: int | None, tokenizer: Tokenizer | None) -> int | None:
+    return tokenizer.end_of_document_id if given is None and tokenizer else given
+
+
+def _prefixes(source: TokenSource) -> list[Path]:
+    if isinstance(source, IndexedDataset):
+        return [source.prefix]
+    return source.prefixes if isinstance(source, IndexedParts) else []
+
+
+def _tokenizer_of(source: TokenSource, named: Tokenizer | None) -> Tokenizer | None:
+    prefixes = _prefixes(source)
+    return common_tokenizer(prefixes, named) if prefixes else named
+
+
+def _documents_known(source: TokenSource) -> bool:
+    return not isinstance(source, FlatShards) or source.end_of_document_id is not None
+
+
+def _beginnings(source: TokenSource, count: int) -> Iterator[tuple[str, int, int]]:
+    """Name, first token and end of the first documents; of the whole where documents are not known."""
+    if not _documents_known(source):
+        yield "all", 0, len(source.tokens)
+        return
+    for number in range(min(count, source.num_documents)):
+        yield str(number), source.token_begin(number), source.token_begin(number + 1)
+
+
+def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
+    """Name and value of each line about the whole."""
+    prefixes = _prefixes(source)
+    rows = []
+    unit = "document"
+    if isinstance(source, FlatShards):
+        rows.append(("shards", f"{len(source.shards):,}"))
+    elif len(prefixes) > 1:
+        rows.append(("parts", f"{len(prefixes):,}"))
+    if not _documents_known(source):
+        rows.append(("documents", "unknown: --tokenizer or --end-of-document-id tells where they begin"))
+    elif prefixes:
+        recorded = sum(IndexedDataset(prefix).num_recorded_documents for prefix in prefixes)
+        rows.append(("documents", f"{recorded:,}"))
+        if recorded != source.num_documents:
+            unit = "sequence"
+            rows.append(("sequences", f"{source.num_documents:,}, which training divides and shuffles"))
+    else:
+        rows.append(("documents", f"{source.num_documents:,}"))
+    rows += [("tokens", f"{len(source.tokens):,}"), ("dtype", str(source.tokens[:0].dtype))]
+    if _documents_known(source) and source.num_documents:
+        marks = _percentiles(source.document_lengths(0, source.num_documents))
+        rows.append((f"tokens in a {unit}", f"least, 25%, median, 75%, 99%, most: {marks}"))
+    manifests = [Manifest.read(manifest_path(at), "tokens") for at in prefixes if manifest_path(at).is_file()]
+    text_bytes = added_counts([manifest.counts for manifest in manifests], len(prefixes)).get("text_bytes", 0)
+    if text_bytes and len(source.tokens):
+        rows.append(("bytes per token", f"{text_bytes / len(source.tokens):.3f}"))
+    if tokenizer:
+        rows.append(("tokenizer", f"{tokenizer.vocab_size:,} ids, {tokenizer.fingerprint}"))
+    return rows
+
+
+def _percentiles(lengths: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> str:
+    places = [round(share * (len(lengths) - 1)) for share in (0, 0.25, 0.5, 0.75, 0.99, 1)]
+    return " ".join(f"{length:,}" for length in np.partition(lengths, places)[places].tolist())
+
+
+def _check_files(prefix: Path) -> None:
+    """Sizes and checksums of the files, as the manifest records them."""
+    where = manifest_path(prefix)
+    files = Manifest.read(where, "tokens").files
+    size = sum(recorded["bytes"] for recorded in files.values())
+    with Progress(f"checksums of {prefix}", size, "B") as progress:
+        harm = damage(prefix.parent, files, on_read=progress.add)
+    if harm:
+        raise DataError(harm, where=where, fix="Build the data again with `groundup tokens build`.")

@@ -1,0 +1,187 @@
+"""Joining the pieces of a build's parts into ``.bin``, ``.idx`` and ``.origins``."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from groundup.core.concatenate import append_range
+from groundup.core.files import atomic_write, fsync_dir, require_free_space
+from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.tokens.build.part_files import PieceNames
+from groundup.tokens.build.parts import Part
+from groundup.tokens.files.indexed import bin_path, idx_path
+from groundup.tokens.files.indexed_format import index_header
+from groundup.tokens.files.origins import join_origins, origins_path
+
+_CHUNK_BYTES = 1 << 20
+_INDEX_BYTES = 20  # of a sequence in .idx
+_ORIGIN_BYTES = 16
+
+
+class FinishedParts:
+    """The parts of a build, all done, and what each left.
+
+    Args:
+        folder: Where their pieces lie.
+        keys: Fields that were tokenized.
+        parts: In the order of the input.
+        results: Of each part.
+    """
+
+    def __init__(
+        self, folder: Path, keys: Sequence[str], parts: Sequence[Part], results: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._folder = folder
+        self._parts = parts
+        self._results = results
+        self._names = [PieceNames.of(part, keys) for part in parts]
+        self._shifts = list(_line_shifts(parts, results))
+
+    def counts(self, key: int) -> dict[str, int]:
+        """The sums of a key's counts."""
+        all_counts = [result["counts"][key] for result in self._results]
+        return {name: sum(counts[name] for counts in all_counts) for name in all_counts[0]}
+
+    def bad_records(self, policy: BadRecordPolicy, quarantine_path: Path) -> BadRecords:
+        """The bad records of all parts, judged by the policy.
+
+        Raises:
+            DataError: There are too many, or any under the policy ``fail``.
+        """
+        bad = BadRecords(policy, quarantine_path=quarantine_path)
+        for result, shift in zip(self._results, self._shifts, strict=True):
+            offenders = [
+                (shifted(where, shift), reason, detail) for where, reason, detail in result["offenders"]
+            ]
+            if offenders and policy.action == "fail":
+                bad.add(offenders[0][0], offenders[0][1], detail=offenders[0][2])
+            bad.take(result["good"], result["bad"], offenders)
+        bad.judge()
+        return bad
+
+    def write_quarantine(self, path: Path) -> None:
+        """Writes the bad records of all parts to one file, or none where there are none."""
+        path.unlink(missing_ok=True)
+        if not any(result["bad"] for result in self._results):
+            return
+        with atomic_write(path) as file:
+            for names, shift in zip(self._names, self._shifts, strict=True):
+                piece = self._folder / names.quarantine
+                if not shift:
+                    append_range(file, piece)
+                    continue
+                with piece.open("rb") as lines:
+                    for line in lines:
+                        record = orjson.loads(line)
+                        record["where"] = shifted(record["where"], shift)
+                        file.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
+
+    def require_space(self, prefixes: Sequence[Path], dtype: npt.DTypeLike) -> None:
+        """Refuses to join what the disk cannot hold; the tokens of a single part need no more space.
+
+        Raises:
+            MachineError: Names what is needed and what is free.
+        """
+        size = 0
+        for key in range(len(prefixes)):
+            counts = self.counts(key)
+            size += counts["documents"] * (_INDEX_BYTES + _ORIGIN_BYTES * (len(self._parts) > 1))
+            size += counts["tokens"] * np.dtype(dtype).itemsize * (len(self._parts) > 1)
+        require_free_space(prefixes[0].parent, size, "joining the parts")
+
+    def write(self, key: int, prefix: Path, dtype: npt.DTypeLike) -> None:
+        """Writes a key's files. Each appears whole; the index is the last, and none is there before."""
+        itemsize = np.dtype(dtype).itemsize
+        documents = self.counts(key)["documents"]
+        ends = (bin_path(prefix), origins_path(prefix), idx_path(prefix))
+        with _temporary(ends[0]) as tokens, _temporary(ends[1]) as origins, _temporary(ends[2]) as index:
+            self._place_tokens(key, tokens)
+            self._place_origins(key, origins)
+            with index.open("wb", buffering=_CHUNK_BYTES) as file:
+                file.write(index_header(np.dtype(dtype), documents, documents + 1))
+                self._write_index(key, file, itemsize, documents)
+                file.flush()
+                os.fsync(file.fileno())
+            ends[2].unlink(missing_ok=True)  # never an old index beside new tokens
+            for temporary, end in zip((tokens, origins, index), ends, strict=True):
+                temporary.replace(end)
+        fsync_dir(prefix.parent)
+
+    def _place_tokens(self, key: int, path: Path) -> None:
+        pieces = [self._folder / names.tokens[key] for names in self._names]
+        if len(pieces) == 1 and _linked(pieces[0], path):
+            return
+        with path.open("wb", buffering=0) as file:
+            for piece in pieces:
+                append_range(file, piece)
+            os.fsync(file.fileno())
+
+    def _place_origins(self, key: int, path: Path) -> None:
+        pieces = [self._folder / names.origins[key] for names in self._names]
+        if len(pieces) == 1 and _linked(pieces[0], path):
+            return
+        join_origins(list(zip(pieces, self._shifts, strict=True)), path)
+
+    def _write_index(self, key: int, file: IO[bytes], itemsize: int, documents: int) -> None:
+        """The arrays of ``.idx``: lengths, byte offsets, document ends."""
+        pieces = [self._folder / names.lengths[key] for names in self._names]
+        for piece in pieces:
+            append_range(file, piece)
+        begin = 0
+        for piece in pieces:
+            for lengths in _chunks(piece):
+                sizes = lengths.astype("<i8") * itemsize
+                file.write((begin + np.cumsum(sizes) - sizes).astype("<i8", copy=False).data)
+                begin += int(sizes.sum())
+        step = _CHUNK_BYTES // 8
+        for first in range(0, documents + 1, step):
+            file.write(np.arange(first, min(first + step, documents + 1), dtype="<i8").data)
+
+
+def shifted(where: str, shift: int) -> str:
+    """``file:line`` with a number added to the line."""
+    if not shift:
+        return where
+    path, _, line = where.rpartition(":")
+    return f"{path}:{int(line) + shift}"
+
+
+def _line_shifts(parts: Sequence[Part], results: Sequence[Mapping[str, Any]]) -> Iterator[int]:
+    """Of each part: the lines of the same file that lie in the parts before it."""
+    lines = 0
+    for part, result in zip(parts, results, strict=True):
+        if not part.is_range_of_lines:
+            lines = 0
+        yield lines if part.is_range_of_lines else 0
+        lines += result["lines"]
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _linked(piece: Path, path: Path) -> bool:
+    """Gives a piece a second name, so that it is not lost if this run is killed; not all file systems can."""
+    try:
+        path.hardlink_to(piece)
+    except OSError:
+        return False
+    return True
+
+
+def _chunks(path: Path) -> Iterator[npt.NDArray[np.int32]]:
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            yield np.frombuffer(chunk, dtype="<i4")

@@ -1,0 +1,257 @@
+"""The steps of a build: cut the input, do the parts, join them, describe the result."""
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from groundup.core.errors import ConfigError, DataError, MachineError
+from groundup.core.files import require_free_space
+from groundup.core.lock import locked
+from groundup.core.log import logger
+from groundup.core.manifest import Manifest, describe_files, fingerprint
+from groundup.core.tasks import Markers, RayRunner, Task, pending
+from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
+from groundup.tokens.build.join import FinishedParts
+from groundup.tokens.build.part_build import BuildPart
+from groundup.tokens.build.parts import Part, cut_into_parts
+from groundup.tokens.build.schedule import do_parts
+from groundup.tokens.build.tokenize_batch import BatchTokenizer
+from groundup.tokens.files.indexed import bin_path, idx_path, token_dtype
+from groundup.tokens.files.manifests import complete_manifest, describe_tokenizer, manifest_path
+from groundup.tokens.files.origins import origins_path
+from groundup.tokens.tokenizer import Tokenizer
+
+_PIECES_VERSION = 1
+_BYTES_PER_TOKEN = 4  # of text, about
+_UNPACKED = 2  # bytes of text in one of a compressed file, at least
+
+
+class Build:
+    """The settings of a build, and its steps."""
+
+    def __init__(
+        self,
+        sources: Sequence[Path],
+        prefix: Path,
+        tokenizer: Tokenizer,
+        json_keys: Sequence[str],
+        append_end_of_document: bool,
+        policy: BadRecordPolicy,
+    ) -> None:
+        _require_keys(json_keys)
+        self.files = find_source_files(sources)
+        _require_forms(self.files, json_keys)
+        self.prefix = prefix
+        self.tokenizer = tokenizer
+        self.keys = tuple(json_keys)
+        self.policy = policy
+        self.dtype = token_dtype(tokenizer.vocab_size)
+        self.append = append_end_of_document
+        self.prefixes = {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in json_keys}
+        self.made_from = {
+            "sources": fingerprint(
+                [[ascii(str(file.path)), file.size_bytes, file.mtime_ns] for file in self.files]
+            ),
+            "tokenizer": tokenizer.fingerprint,
+        }
+        settings = {
+            "append_end_of_document": append_end_of_document,
+            "end_of_document_id": tokenizer.end_of_document_id,
+            "bad_records": [policy.action, policy.max_bad],
+        }
+        self.prints = {
+            key: fingerprint([self.made_from, settings, key, list(json_keys)]) for key in json_keys
+        }
+        self.parts_dir = prefix.with_name(f"{prefix.name}_parts")
+        self.markers = Markers(self.parts_dir)
+        self.tasks: list[Task[Part]] = []
+
+    def finished(self) -> dict[str, dict[str, Any]] | None:
+        """The counts of each key where an earlier build of the same is complete."""
+        there = {key: complete_manifest(self.prefixes[key]) for key in self.keys}
+        if any(
+            manifest is None or manifest.fingerprint != self.prints[key] for key, manifest in there.items()
+        ):
+            return None
+        if self.parts_dir.is_dir():  # it was killed before it could remove them
+            with self.locked(shared=False):
+                self._remove_parts()
+        return {key: manifest.counts for key, manifest in there.items() if manifest}
+
+    def locked(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
+        """Ranks put up with each other, a build of everything with nobody."""
+        return locked(self.parts_dir / "lock", what=f"the build of {self.prefix}", shared=shared)
+
+    def locked_rank(self, rank: int, world_size: int) -> contextlib.AbstractContextManager[None]:
+        """The same rank is not done twice at once."""
+        return locked(
+            self.parts_dir / f"lock-{rank}-of-{world_size}", what=f"rank {rank} of the build of {self.prefix}"
+        )
+
+    def cut(self, part_bytes: int) -> None:
+        """Cuts the input into parts."""
+        # Whatever the policy does with bad records, the good ones are the same.
+        settings = fingerprint(
+            [
+                _PIECES_VERSION,
+                self.tokenizer.fingerprint,
+                self.tokenizer.end_of_document_id,
+                self.append,
+                list(self.keys),
+                self._keeps_bad,
+            ]
+        )
+        self.tasks = [
+            Task(name=part.name, fingerprint=part.fingerprint(settings), input=part)
+            for part in cut_into_parts(self.files, part_bytes)
+        ]
+
+    def clean(self) -> None:
+        """Removes what killed runs have left unfinished."""
+        left = list(self.parts_dir.glob(".part-*.tmp"))
+        names = [prefix.name for prefix in self.prefixes.values()] + [f"{self.prefix.name}_quarantine"]
+        for name in names:
+            left += self.prefix.parent.glob(f".{name}.*.tmp")
+            left += self.prefix.parent.glob(f"..{name}.*.tmp")  # what is written atomically under such a name
+        left += self._tokenizer_dir.glob(".*.tmp")
+        for path in left:
+            path.unlink()
+
+    def remove_empty(self) -> None:
+        """Removes the folder of parts where none is done."""
+        if self.parts_dir.is_dir() and not any(self.parts_dir.glob("*.done.json")):
+            self._remove_parts()
+
+    def pending(self) -> list[Task[Part]]:
+        """The parts that are still to be done."""
+        left = pending(self.tasks, self.markers)
+        if len(left) < len(self.tasks):
+            done = len(self.tasks) - len(left)
+            logger.info("%d of %d parts are done already", done, len(self.tasks))
+        return left
+
+    def do(self, tasks: Sequence[Task[Part]], num_workers: int, ray: RayRunner | None) -> None:
+        """Does parts."""
+        if not tasks:
+            return
+        text = sum(
+            source.size_bytes * (_UNPACKED if source.file.path.suffix in COMPRESSED_ENDINGS else 1)
+            for task in tasks
+            for source in task.input.ranges
+        )
+        copies = 2 if len(self.tasks) > 1 else 1  # the parts, and what they are joined to
+        needed = copies * text * self.dtype.itemsize // _BYTES_PER_TOKEN
+        require_free_space(self.prefix.parent, needed, "the tokenized text (by estimate)")
+        for task in tasks:
+            self.markers.clear(task)
+        tokenize = BatchTokenizer(self.tokenizer, self.keys, self.append, str(self.dtype))
+        work = BuildPart(tokenize, self.parts_dir, self._keeps_bad)
+        do_parts(tasks, work, self.markers, policy=self.policy, num_workers=num_workers, ray=ray)
+
+    def join(self) -> dict[str, dict[str, Any]]:
+        """Joins the parts, all done; returns the counts of each key."""
+        results = [self.markers.result(task) for task in self.tasks]
+        done = [result for result in results if result is not None]
+        if len(done) < len(self.tasks):
+            raise MachineError(
+                f"{len(self.tasks) - len(done)} finished parts have gone",
+                where=self.parts_dir,
+                fix="Leave the folder alone while a build runs; run the command again.",
+            )
+        finished = FinishedParts(self.parts_dir, self.keys, [task.input for task in self.tasks], done)
+        counts = {key: finished.counts(number) for number, key in enumerate(self.keys)}
+        quarantine = self.prefix.with_name(f"{self.prefix.name}_quarantine.jsonl")
+        if self._keeps_bad:
+            finished.write_quarantine(quarantine)
+        bad = finished.bad_records(self.policy, quarantine)
+        if bad.bad:
+            logger.warning("%s", bad.summary())
+        self._require_documents(counts, bad.good, bad.bad)
+        finished.require_space(list(self.prefixes.values()), self.dtype)
+        self.tokenizer.save(self._tokenizer_dir)
+        for path in self.prefixes.values():
+            manifest_path(path).unlink(missing_ok=True)  # never an old manifest beside new files
+        described: dict[str, dict[str, Any]] = {}
+        for number, (key, path) in enumerate(self.prefixes.items()):
+            finished.write(number, path, self.dtype)
+            described[key] = {**counts[key], "bad_records": bad.counts()}
+            logger.info(
+                "%s: %s documents, %s tokens",
+                key,
+                f"{counts[key]['documents']:,}",
+                f"{counts[key]['tokens']:,}",
+            )
+        for key in self.keys:
+            self._describe(key, described[key])
+        self._remove_parts()
+        return described
+
+    @property
+    def _keeps_bad(self) -> bool:
+        return self.policy.action == "quarantine"
+
+    @property
+    def _tokenizer_dir(self) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}_tokenizer")
+
+    def _require_documents(self, counts: dict[str, dict[str, int]], good: int, bad: int) -> None:
+        for key, count in counts.items():
+            if not count["documents"]:
+                raise DataError(
+                    f"no text under the key {key!r}: {good + bad:,} records read, {bad:,} bad,"
+                    f" {count['empty_documents']:,} empty",
+                    where=self.files[0].path,
+                    fix="Check the sources and --json-keys.",
+                )
+
+    def _describe(self, key: str, counts: dict[str, Any]) -> None:
+        path = self.prefixes[key]
+        names = [bin_path(path).name, idx_path(path).name, origins_path(path).name]
+        Manifest(
+            kind="tokens",
+            fingerprint=self.prints[key],
+            inputs=self.made_from,
+            counts=counts,
+            files=describe_files(path.parent, names),
+            about={
+                "key": key,
+                "append_end_of_document": self.append,
+                "dtype": str(self.dtype),
+                "origins": origins_path(path).name,
+                "tokenizer": describe_tokenizer(self.tokenizer, self._tokenizer_dir.name),
+            },
+        ).write(manifest_path(path))
+
+    def _remove_parts(self) -> None:
+        """Removes the pieces; a file in the folder that is not of a build stays, and the folder with it."""
+        for pattern in ("part-*", ".part-*", "lock*"):
+            for path in self.parts_dir.glob(pattern):
+                path.unlink()
+        try:
+            self.parts_dir.rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            logger.warning("%s holds other files: left there", self.parts_dir)
+
+
+def _require_keys(json_keys: Sequence[str]) -> None:
+    if not json_keys or len(set(json_keys)) != len(json_keys) or any("/" in key for key in json_keys):
+        raise ConfigError(
+            f"{' '.join(json_keys) or 'nothing'} is not a list of different field names",
+            where="json_keys",
+            fix="Give e.g. --json-keys text.",
+        )
+
+
+def _require_forms(files: Sequence[SourceFile], json_keys: Sequence[str]) -> None:
+    for file in files:
+        if form_of(file.path) == "text" and len(json_keys) > 1:
+            raise ConfigError(
+                "a text file has no keys, and several --json-keys were given",
+                where=file.path,
+                fix="Give one key, or leave text files out.",
+            )

@@ -1,0 +1,152 @@
+"""Writing ``.bin`` and ``.idx``, byte for byte as Megatron-LM does."""
+
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from groundup.core.concatenate import append_range
+from groundup.core.errors import DataError
+from groundup.core.files import fsync_dir
+from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
+from groundup.tokens.files.indexed_format import dtype_code, index_header
+
+_CHUNK = 1 << 20
+_COPY_BYTES = 1 << 26
+
+
+class IndexedWriter:
+    """Writes a dataset, byte-identical to Megatron's; both files appear only at the end, .idx last.
+
+    Memory does not grow with the data: the index arrays are appended to disk while writing.
+
+    Args:
+        prefix: Path without ending.
+        vocab_size: Number of ids; decides the dtype unless ``dtype`` is given; 0 leaves it to ``dtype``.
+        dtype: Integer dtype of the tokens, None for Megatron's choice.
+    """
+
+    def __init__(self, prefix: Path, *, vocab_size: int, dtype: npt.DTypeLike | None = None) -> None:
+        self.prefix = prefix
+        self.dtype = token_dtype(vocab_size) if dtype is None else np.dtype(dtype)
+        if not dtype_code(self.dtype) or vocab_size - 1 > np.iinfo(self.dtype).max:
+            raise DataError(
+                f"{vocab_size:,} ids do not fit {self.dtype}",
+                where=bin_path(prefix),
+                fix=f"Use {token_dtype(vocab_size)}.",
+            )
+        self.num_sequences = 0
+        self.num_documents = 0
+        self.num_tokens = 0
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = {
+            part: prefix.with_name(f".{prefix.name}.{os.getpid()}.{part}.tmp")
+            for part in ("tokens", "lengths", "ends", "index")
+        }
+        self._files: dict[str, IO[bytes]] = {}
+
+    def __enter__(self) -> "IndexedWriter":
+        for part in ("tokens", "lengths", "ends"):
+            self._files[part] = self._temporary[part].open("w+b", buffering=_CHUNK)
+        self._files["ends"].write(struct.pack("<q", 0))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            for file in self._files.values():
+                file.close()
+            for path in self._temporary.values():
+                path.unlink(missing_ok=True)
+
+    def add(self, tokens: npt.NDArray[Any], lengths: npt.NDArray[Any]) -> None:
+        """Appends documents of one sequence each.
+
+        Args:
+            tokens: [sum(lengths)], the documents one behind the other.
+            lengths: [number of documents], tokens of each.
+        """
+        if len(tokens) != int(lengths.sum()):
+            raise ValueError(f"{len(tokens)} tokens for lengths that add up to {int(lengths.sum())}")
+        self._files["tokens"].write(np.ascontiguousarray(tokens, dtype=self.dtype).data)
+        self._files["lengths"].write(np.ascontiguousarray(lengths, dtype="<i4").data)
+        ends = self.num_sequences + 1 + np.arange(len(lengths), dtype="<i8")
+        self._files["ends"].write(ends.data)
+        self.num_sequences += len(lengths)
+        self.num_documents += len(lengths)
+        self.num_tokens += len(tokens)
+
+    def add_documents_of(
+        self,
+        data: IndexedDataset,
+        begin: int = 0,
+        end: int | None = None,
+        *,
+        on_copied: Callable[[int], None] = lambda size: None,
+    ) -> None:
+        """Appends recorded documents [begin, end) of another dataset of the same dtype, as they are.
+
+        Args:
+            data: Where they are; its tokens are copied without being read into memory.
+            begin: First document of ``data.document_ends``.
+            end: Behind the last one; None for all.
+            on_copied: Told the number of bytes of each piece of tokens.
+        """
+        if data.dtype != self.dtype:
+            raise ValueError(f"{data.prefix} holds {data.dtype}, {self.prefix} {self.dtype}")
+        end = data.num_recorded_documents if end is None else end
+        first, last = int(data.document_ends[begin]), int(data.document_ends[end])
+        token_begin, token_end = data.token_begin(first), data.token_begin(last)
+        size = self.dtype.itemsize
+        for at in range(token_begin * size, token_end * size, _COPY_BYTES):
+            stop = min(at + _COPY_BYTES, token_end * size)
+            on_copied(append_range(self._files["tokens"], bin_path(data.prefix), at, stop))
+        for at in range(first, last, _CHUNK):
+            self._files["lengths"].write(np.ascontiguousarray(data.lengths[at : min(at + _CHUNK, last)]).data)
+        for at in range(begin + 1, end + 1, _CHUNK):
+            ends = data.document_ends[at : min(at + _CHUNK, end + 1)] + (self.num_sequences - first)
+            self._files["ends"].write(ends.astype("<i8").data)
+        self.num_sequences += last - first
+        self.num_documents += end - begin
+        self.num_tokens += token_end - token_begin
+
+    def _finish(self) -> None:
+        for file in self._files.values():
+            file.flush()
+        with self._temporary["index"].open("wb", buffering=_CHUNK) as index:
+            index.write(index_header(self.dtype, self.num_sequences, self.num_documents + 1))
+            self._append("lengths", index)
+            self._write_offsets(index)
+            self._append("ends", index)
+            index.flush()
+            os.fsync(index.fileno())
+        os.fsync(self._files["tokens"].fileno())
+        idx_path(self.prefix).unlink(missing_ok=True)  # never an old index beside new tokens
+        self._temporary["tokens"].replace(bin_path(self.prefix))
+        self._temporary["index"].replace(idx_path(self.prefix))
+        fsync_dir(self.prefix.parent)
+
+    def _append(self, part: str, index: IO[bytes]) -> None:
+        self._files[part].seek(0)
+        shutil.copyfileobj(self._files[part], index, _CHUNK)
+
+    def _write_offsets(self, index: IO[bytes]) -> None:
+        self._files["lengths"].seek(0)
+        begin = 0
+        while chunk := self._files["lengths"].read(4 * _CHUNK):
+            sizes = np.frombuffer(chunk, dtype="<i4").astype("<i8") * self.dtype.itemsize
+            index.write((begin + np.cumsum(sizes) - sizes).astype("<i8").data)
+            begin += int(sizes.sum())

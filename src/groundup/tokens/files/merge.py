@@ -1,0 +1,275 @@
+"""Many token files into one ``.bin``/``.idx``: parts of a job array, or the shards of other projects.
+
+Parts in Megatron-LM's format are joined as its ``merge_datasets.py`` does, byte for byte, in the order
+given. Shards without an index keep their stream of tokens as it is: there the end-of-document id opens a
+document, and in the result each document begins with it, where Megatron-LM's and ours end with it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from groundup.core.errors import ConfigError
+from groundup.core.files import require_free_space
+from groundup.core.log import logger
+from groundup.core.manifest import Manifest, fingerprint
+from groundup.core.progress import Progress
+from groundup.tokens.files.check import require_ids
+from groundup.tokens.files.flat_shards import FlatShards
+from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
+from groundup.tokens.files.indexed_parts import IndexedParts
+from groundup.tokens.files.indexed_writer import IndexedWriter
+from groundup.tokens.files.manifests import complete_manifest, manifest_path
+from groundup.tokens.files.origins import join_origins, origins_path
+from groundup.tokens.files.provenance import added_counts, common_tokenizer, seen, write_manifest
+from groundup.tokens.files.shards import open_shards, token_files
+from groundup.tokens.tokenizer import Tokenizer
+
+_GROUP_TOKENS = 1 << 22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MergeReport:
+    """What was merged.
+
+    Attributes:
+        prefix: Of the result.
+        num_parts: Files or pairs of files that went in.
+        num_documents: As ``.idx`` records them.
+        num_tokens: Of the result.
+        reused: Whether an earlier merge of the same was found complete.
+    """
+
+    prefix: Path
+    num_parts: int
+    num_documents: int
+    num_tokens: int
+    reused: bool = False
+
+
+def merge_tokens(
+    sources: Sequence[Path],
+    prefix: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    end_of_document_id: int | None = None,
+) -> MergeReport:
+    """Writes ``{prefix}.bin`` and ``.idx`` with all documents of the sources, in this order.
+
+    A manifest is written too when the tokenizer is known: named here, or by the manifests of all parts.
+    Origins are joined when all parts have them. Where the manifest says that it was made of these same
+    files, unchanged since, nothing is done.
+
+    Args:
+        sources: Prefixes, shards, folders and globs, all of one kind; a folder's files come in the order
+            of their names.
+        prefix: Of the result.
+        tokenizer: That the data was built with.
+        end_of_document_id: The id that opens the documents of shards, where it is not the tokenizer's.
+
+    Raises:
+        DataError: A part is missing, malformed, or of another dtype or tokenizer than the first.
+        ConfigError: The result would replace a part, or nobody says where the documents of shards begin.
+        MachineError: The disk cannot hold the result.
+    """
+    files = [file for source in sources for file in token_files(source)]
+    _require_apart(files, prefix)
+    opening = end_of_document_id
+    if opening is None and tokenizer is not None:
+        opening = tokenizer.end_of_document_id
+    source = open_shards(files, end_of_document_id=opening)
+    if isinstance(source, FlatShards):
+        return _convert(source, prefix, tokenizer)
+    if end_of_document_id is not None:
+        raise ConfigError(
+            f"{source.name} knows its documents by its .idx",
+            where="end_of_document_id",
+            fix="Leave --end-of-document-id out.",
+        )
+    assert isinstance(source, IndexedDataset | IndexedParts)
+    return _join(source.prefixes if isinstance(source, IndexedParts) else [source.prefix], prefix, tokenizer)
+
+
+def _require_apart(files: Sequence[Path], prefix: Path) -> None:
+    ours = {bin_path(prefix).resolve(), idx_path(prefix).resolve(), prefix.resolve()}
+    for file in files:
+        if file.resolve() in ours:
+            raise ConfigError(
+                "the result would replace one of the files that are merged",
+                where=file,
+                fix="Choose another --prefix.",
+            )
+
+
+def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeReport:
+    tokenizer = common_tokenizer(prefixes, named)
+    if tokenizer is None:
+        logger.warning("no manifest is written: a part has none, and no tokenizer was named")
+    dtype = IndexedDataset(prefixes[0]).dtype
+    every = (bin_path, idx_path, origins_path, manifest_path)
+    made_of = seen(path(part) for part in prefixes for path in every)
+    if tokenizer and (report := _found(prefix, len(prefixes), made_of, tokenizer)):
+        return report
+    size = sum(bin_path(part).stat().st_size for part in prefixes)
+    indices = sum(idx_path(part).stat().st_size for part in prefixes)
+    require_free_space(prefix.parent, size + 2 * indices, "merging")
+    with (
+        Progress("merge", size, "B") as progress,
+        IndexedWriter(prefix, vocab_size=0, dtype=dtype) as writer,
+    ):
+        for part in prefixes:
+            writer.add_documents_of(IndexedDataset(part), on_copied=progress.add)
+        _remove_descriptions(prefix)
+    _join_origins(prefixes, prefix)
+    if tokenizer:
+        manifests = [_manifest(part) for part in prefixes]
+        _describe(
+            prefix,
+            tokenizer,
+            inputs=_inputs(prefixes),
+            counts={
+                **added_counts([manifest.counts for manifest in manifests if manifest], len(prefixes)),
+                "documents": writer.num_documents,
+                "tokens": writer.num_tokens,
+            },
+            about={
+                **_common_facts([manifest.about for manifest in manifests if manifest], len(prefixes)),
+                "made_of": made_of,
+            },
+        )
+    return MergeReport(
+        prefix=prefix,
+        num_parts=len(prefixes),
+        num_documents=writer.num_documents,
+        num_tokens=writer.num_tokens,
+    )
+
+
+def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> MergeReport:
+    if source.end_of_document_id is None:
+        raise ConfigError(
+            "where its documents begin is not known without the id that opens them",
+            where=source.name,
+            fix="Give --tokenizer, or --end-of-document-id (GPT-2: 50256, llm.c's Llama 3: 128000).",
+        )
+    if tokenizer:
+        dtype, vocab_size = token_dtype(tokenizer.vocab_size), tokenizer.vocab_size
+    else:
+        dtype = np.dtype(np.int32) if source.dtype.itemsize == 4 else source.dtype.newbyteorder("=")
+        vocab_size = int(np.iinfo(dtype).max) + 1
+    made_of = fingerprint([seen(shard.path for shard in source.shards), source.end_of_document_id])
+    if tokenizer and (report := _found(prefix, len(source.shards), made_of, tokenizer)):
+        return report
+    require_free_space(
+        prefix.parent, len(source.tokens) * dtype.itemsize + 40 * source.num_documents, "merging"
+    )
+    with (
+        Progress("merge", len(source.tokens), "tokens") as progress,
+        IndexedWriter(prefix, vocab_size=vocab_size, dtype=dtype) as writer,
+    ):
+        begin = 0
+        while begin < source.num_documents:
+            # Whole documents of about four million tokens together.
+            until = min(source.token_begin(begin) + _GROUP_TOKENS, len(source.tokens)) - 1
+            end = int(source.documents_at(until)) + 1
+            tokens = source.tokens[source.token_begin(begin) : source.token_begin(end)]
+            require_ids(source, source.token_begin(begin), tokens, vocab_size)
+            writer.add(tokens, source.document_lengths(begin, end))
+            progress.add(len(tokens))
+            begin = end
+        _remove_descriptions(prefix)
+    if tokenizer:
+        _describe(
+            prefix,
+            tokenizer,
+            inputs={
+                shard.path.name: fingerprint([shard.path.name, shard.num_tokens]) for shard in source.shards
+            },
+            counts={"documents": writer.num_documents, "tokens": writer.num_tokens},
+            about={
+                "append_end_of_document": False,
+                "documents_open_with": source.end_of_document_id,
+                "made_of": made_of,
+            },
+        )
+    return MergeReport(
+        prefix=prefix,
+        num_parts=len(source.shards),
+        num_documents=writer.num_documents,
+        num_tokens=writer.num_tokens,
+    )
+
+
+def _found(prefix: Path, num_parts: int, made_of: str, tokenizer: Tokenizer) -> MergeReport | None:
+    """What an earlier merge of the same has left, if it is complete."""
+    manifest = complete_manifest(prefix)
+    if manifest is None or manifest.about.get("made_of") != made_of:
+        return None
+    if manifest.about["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+        return None
+    return MergeReport(
+        prefix=prefix,
+        num_parts=num_parts,
+        num_documents=manifest.counts["documents"],
+        num_tokens=manifest.counts["tokens"],
+        reused=True,
+    )
+
+
+def _describe(
+    prefix: Path,
+    tokenizer: Tokenizer,
+    *,
+    inputs: dict[str, str],
+    counts: dict[str, Any],
+    about: dict[str, Any],
+) -> None:
+    size = sum(path(prefix).stat().st_size for path in (bin_path, idx_path))
+    with Progress(f"checksums of {prefix}", size, "B") as progress:
+        write_manifest(prefix, tokenizer, inputs=inputs, counts=counts, about=about, on_read=progress.add)
+
+
+def _remove_descriptions(prefix: Path) -> None:
+    """Never an old manifest or old origins beside new files."""
+    manifest_path(prefix).unlink(missing_ok=True)
+    origins_path(prefix).unlink(missing_ok=True)
+
+
+def _join_origins(prefixes: Sequence[Path], prefix: Path) -> None:
+    paths = [origins_path(part) for part in prefixes]
+    there = [path for path in paths if path.is_file()]
+    if len(there) == len(paths):
+        join_origins([(path, 0) for path in paths], origins_path(prefix))
+    elif there:
+        missing = next(path for path in paths if not path.is_file())
+        logger.warning("no origins are written: %s is not there", missing)
+
+
+def _manifest(prefix: Path) -> Manifest | None:
+    path = manifest_path(prefix)
+    return Manifest.read(path, "tokens") if path.is_file() else None
+
+
+def _inputs(prefixes: Sequence[Path]) -> dict[str, str]:
+    """Name of each part -> its fingerprint; parts of other folders may have the same name."""
+    inputs: dict[str, str] = {}
+    for part in prefixes:
+        manifest = _manifest(part)
+        name = part.name if part.name not in inputs else f"{part.name} ({len(inputs)})"
+        inputs[name] = manifest.fingerprint if manifest else IndexedDataset(part).fingerprint
+    return inputs
+
+
+def _common_facts(facts: Sequence[dict[str, Any]], num_parts: int) -> dict[str, Any]:
+    """What all manifests say alike, besides the tokenizer."""
+    if len(facts) != num_parts:
+        return {}
+    first = facts[0]
+    return {
+        key: value
+        for key, value in first.items()
+        if key not in ("tokenizer", "made_of") and all(other.get(key) == value for other in facts)
+    }
