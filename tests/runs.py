@@ -7,7 +7,7 @@ import orjson
 from groundup.core.config import resolve
 from groundup.eval.perplexity import Evaluation
 from groundup.tokens.build import build_tokens
-from groundup.tokens.train_bpe import train_tokenizer
+from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.loop import train
 

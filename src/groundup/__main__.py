@@ -8,12 +8,21 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard
 
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
+    debug = "--debug" in sys.argv[1:]
+    try:
+        _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug=debug)
+    except KeyboardInterrupt:  # wherever it comes, while modules are imported too
+        if debug:
+            raise
+        print("groundup: interrupted; the same command continues or begins again", file=sys.stderr)
+        sys.exit(130)
+
+
+def _run(arguments: list[str], *, debug: bool) -> None:
     from groundup.cli.app import run
     from groundup.core import log
     from groundup.core.errors import GroundupError
 
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
     log.set_up(debug=debug)
     try:
         run(arguments)
@@ -28,11 +37,6 @@ def main() -> None:
         extra = _EXTRAS[error.name]
         print(f"groundup: this needs {error.name}. Type: pip install 'groundup[{extra}]'", file=sys.stderr)
         sys.exit(1)
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        print("groundup: interrupted; the same command continues or begins again", file=sys.stderr)
-        sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         sys.stderr.close()
         sys.exit(0)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from groundup.cli.app import build_app
-from groundup.cli.train import presets
+from groundup.cli.presets import presets
 from groundup.core.config import resolve
 from groundup.train.config import TrainConfig
 
@@ -30,7 +30,7 @@ def test_importing_groundup_imports_next_to_nothing():
 
 
 @pytest.mark.parametrize(
-    "module", ["groundup.corpus.build", "groundup.tokens.build", "groundup.tokens.dataset"]
+    "module", ["groundup.corpus.build", "groundup.tokens.build", "groundup.tokens.samples.dataset"]
 )
 def test_data_needs_no_torch(module):
     code = f"sys.modules['torch'] = None\nimport {module}"  # None makes any import of torch fail

@@ -2,11 +2,14 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from groundup.core.files import open_decompressed
 
 _ROOT = Path(__file__).resolve().parents[2]
 _README = (_ROOT / "README.md").read_text()
@@ -20,6 +23,26 @@ def blocks(language):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("readme")
+
+
+@pytest.fixture(scope="module")
+def megatron_folder(tmp_path_factory, shared_data):
+    """A folder with the files that those who come from Megatron-LM bring along."""
+    folder = tmp_path_factory.mktemp("megatron")
+    for brought, ours in (("gpt2-vocab.json", "vocab.json"), ("gpt2-merges.txt", "merges.txt")):
+        shutil.copy(shared_data / "gpt2" / ours, folder / brought)
+    for brought, ours in (("train_data.json", "corpus_en"), ("codeparrot_data.json", "corpus_code")):
+        with (folder / brought).open("wb") as out:
+            for path in sorted((shared_data / ours).glob("*.zst")):
+                with open_decompressed(path) as stream:
+                    shutil.copyfileobj(stream, out)
+    return folder
+
+
+def commands(*, of_megatrons_section):
+    """The command lines after the two of make, in order."""
+    lines = [line for block in blocks("bash")[1:] for line in block.strip().splitlines()]
+    return [line for line in lines if bool(re.search("my-gpt2|codeparrot", line)) == of_megatrons_section]
 
 
 def run(command, folder):
@@ -39,15 +62,21 @@ def test_make_has_the_targets_that_are_promised():
 
 
 def test_every_command_runs(folder):
-    _, *commands = blocks("bash")
-    outputs = {
-        line: run(["bash", "-c", line], folder) for block in commands for line in block.strip().splitlines()
-    }
+    lines = commands(of_megatrons_section=False)
+    outputs = {line: run(["bash", "-c", line], folder) for line in lines}
     by_verb = {line.split(" --")[0]: out for line, out in outputs.items()}
     assert "perplexity" in by_verb["groundup eval run"]
     assert by_verb["groundup generate run"].startswith("def hello_world():")
     assert "top-1 agreement" in by_verb["groundup convert run exported"]
-    assert "# command line (optimizer.lr=4e-3)" in outputs[list(outputs)[-1]]
+    assert "# command line (optimizer.lr=4e-3)" in outputs[lines[-1]]
+
+
+def test_what_megatrons_users_type_prints_what_is_shown(megatron_folder):
+    shown = {line.strip() for block in blocks("text") for line in block.splitlines()}
+    for command in commands(of_megatrons_section=True):
+        for line in run(["bash", "-c", command], megatron_folder).splitlines():
+            if "inspect" not in command and "code.path" not in command:
+                assert line.strip() in shown, (command, line)
 
 
 def test_transformers_reads_the_export(folder):

@@ -33,7 +33,13 @@ def build_app(*, listing: bool = False) -> App:
     Args:
         listing: Import every verb's module, for the first line of its help; else only the one that is used.
     """
-    app = App(name="groundup", help=_HELP, version=__version__, help_on_error=False)
+    app = App(
+        name="groundup",
+        help=_HELP,
+        version=__version__,
+        help_on_error=False,
+        suppress_keyboard_interrupt=False,  # __main__ says that it was interrupted
+    )
     verbs = {
         "quickstart": "quickstart:quickstart",
         "corpus build": "corpus:build",
@@ -42,8 +48,13 @@ def build_app(*, listing: bool = False) -> App:
         "tokenizer encode": "tokenizer:encode",
         "tokenizer decode": "tokenizer:decode",
         "tokens build": "tokens:build",
-        "tokens inspect": "tokens:inspect",
-        "tokens verify": "tokens:verify",
+        "tokens inspect": "tokens_files:inspect",
+        "tokens verify": "tokens_files:verify",
+        "tokens merge": "tokens_files:merge",
+        "tokens split": "tokens_files:split",
+        "tokens fetch": "tokens_fetch:fetch",
+        "tokens plan": "tokens_plan:plan",
+        "tokens trace": "tokens_plan:trace",
         "train": "train:train",
         "eval": "evaluate:evaluate",
         "convert": "convert:convert",

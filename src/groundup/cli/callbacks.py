@@ -1,25 +1,25 @@
 """What the command line hands to the training loop: evaluation and generation on the model as it is."""
 
 from groundup.checkpoint.loaded import LoadedModel
-from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths
+from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from groundup.tokens.dataset import TokenDataset
+from groundup.tokens.samples.dataset import Samples
 from groundup.train.build import Run
 
 
-def evaluate(run: Run, dataset: TokenDataset, num_batches: int) -> Evaluation:
+def evaluate(run: Run, dataset: Samples, num_batches: int) -> Evaluation:
     """Loss over the first ``num_batches`` micro-batches of a split in file order; 0 for all of it."""
     config = run.config
     with run.precision.autocast():
-        return perplexity(
+        return perplexity_of_samples(
             run.state.model,
             config.model,
-            dataset.tokens,
+            dataset,
+            num_samples=num_batches * config.micro_batch_size,
+            mask_documents=config.data.mask_documents,
             byte_lengths=token_byte_lengths(run.tokenizer),
-            sequence_length=config.data.sequence_length,
             batch_size=config.micro_batch_size,
-            max_tokens=num_batches * config.micro_batch_size * config.data.sequence_length,
         )
 
 

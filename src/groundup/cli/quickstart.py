@@ -102,7 +102,7 @@ def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer"
     from groundup.core.log import logger
     from groundup.core.manifest import Manifest
     from groundup.tokens.tokenizer import load_tokenizer
-    from groundup.tokens.train_bpe import train_tokenizer
+    from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
     manifest_path = folder / "manifest.json"
     if manifest_path.is_file():
@@ -121,7 +121,7 @@ def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer"
 
 
 def _preset_config(preset: str, *overrides: str) -> "TrainConfig":
-    from groundup.cli.train import presets
+    from groundup.cli.presets import presets
     from groundup.core.config import resolve
     from groundup.train.config import TrainConfig
 
@@ -163,10 +163,11 @@ def _last_screen(
     preset: str,
 ) -> str:
     from groundup.eval.perplexity import unigram_entropy
-    from groundup.tokens.dataset import open_splits
+    from groundup.tokens.samples.dataset import TokenDataset
+    from groundup.tokens.samples.splits import open_splits
 
     training = open_splits(config.data, seed=config.seed).train
-    assert training is not None, "it was just trained on"
+    assert isinstance(training, TokenDataset), "one source, and it was just trained on"
     quoted = shlex.quote(prompt)
     data, run_dir, export = config.data.path, config.run_dir, out / "huggingface"
     return f"""

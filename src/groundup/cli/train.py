@@ -1,20 +1,15 @@
 """``groundup train``."""
 
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from groundup.cli.presets import presets
+
 if TYPE_CHECKING:
     from groundup.train.config import TrainConfig
     from groundup.train.loop import Evaluation
-
-
-def presets() -> dict[str, Path]:
-    """Name -> YAML file of the presets that come with groundup."""
-    folder = Path(str(files("groundup") / "presets"))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def train(

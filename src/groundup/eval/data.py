@@ -11,9 +11,9 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read import read_documents
-from groundup.tokens.build import manifest_path
-from groundup.tokens.indexed import IndexedDataset, bin_path, idx_path, strip_ending
-from groundup.tokens.plan import split_ranges
+from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, strip_ending
+from groundup.tokens.files.manifests import manifest_path
+from groundup.tokens.samples.plan import split_ranges
 from groundup.tokens.tokenizer import Tokenizer
 
 SplitName = Literal["train", "validation", "test", "all"]

@@ -5,18 +5,21 @@ Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D 
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from numpy.lib.stride_tricks import sliding_window_view
+from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from groundup.core.errors import DataError
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
+from groundup.tokens.samples.dataset import PADDING, Samples
+from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions
 from groundup.tokens.tokenizer import Tokenizer
 
 _LOGITS_BYTES = 64 << 20
@@ -94,20 +97,77 @@ def perplexity(
         num_targets = min(num_targets, max_tokens)
     if num_targets < 1:
         raise DataError(f"the text has {len(tokens)} tokens; predicting needs at least two", fix="Add text.")
-    device = next(model.parameters()).device
-    total_loss, num_bytes = 0.0, 0
-    with evaluating(model), torch.inference_mode():
+
+    def batches() -> Iterator[Predictions]:
         for begin, rows, width in _batches(num_targets, length, batch_size):
             piece = np.asarray(tokens[begin : begin + rows * width + 1], dtype=np.int64)
-            _check_ids(piece, begin, config.vocab_size)
+            _check_ids(piece, "position", begin, config.vocab_size)
+            yield predictions(np.array(sliding_window_view(piece, width + 1)[::width]))
+
+    return _evaluation(model, config, batches(), byte_lengths, on_progress)
+
+
+def perplexity_of_samples(
+    model: nn.Module,
+    config: ModelConfig,
+    samples: Samples,
+    *,
+    num_samples: int = 0,
+    mask_documents: bool = False,
+    byte_lengths: npt.NDArray[np.int64] | None = None,
+    batch_size: int = 8,
+) -> Evaluation:
+    """Predicts what a model is trained to predict, in the first samples in file order.
+
+    Args:
+        model: On its device; put into evaluation mode for the while.
+        config: Its architecture.
+        samples: A split, or a blend of several sources' splits.
+        num_samples: Samples to take, at most those of one epoch; 0 for all of these.
+        mask_documents: Predict each token from its own document alone, and no document's first.
+        byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
+        batch_size: Samples at a time.
+
+    Raises:
+        DataError: An id is outside the vocabulary, or there is nothing to predict.
+    """
+    total = min(num_samples or samples.num_samples, samples.num_samples)
+
+    def batches() -> Iterator[Predictions]:
+        for first in range(0, total, batch_size):
+            count = min(batch_size, total - first)
+            batch = read_predictions(samples, first, count, ordered=True, mask_documents=mask_documents)
+            for ids in (batch.tokens_BT, batch.targets_BT):
+                _check_ids(ids, f"{samples.name}, sample", first, config.vocab_size)
+            yield batch
+
+    return _evaluation(model, config, batches(), byte_lengths, None)
+
+
+def _evaluation(
+    model: nn.Module,
+    config: ModelConfig,
+    batches: Iterable[Predictions],
+    byte_lengths: npt.NDArray[np.int64] | None,
+    on_progress: Callable[[int], None] | None,
+) -> Evaluation:
+    device = next(model.parameters()).device
+    total_loss, num_tokens, num_bytes = 0.0, 0, 0
+    with evaluating(model), torch.inference_mode():
+        for batch in batches:
+            total_loss += _summed_loss(model, config.vocab_size, batch, device)
+            targets = batch.targets_BT[batch.targets_BT != PADDING]
+            num_tokens += len(targets)
             if byte_lengths is not None:
-                num_bytes += int(byte_lengths[piece[1:]].sum())
-            stream = torch.from_numpy(piece).to(device)
-            tokens_BT, targets_BT = stream[:-1].view(rows, width), stream[1:].view(rows, width)
-            total_loss += _summed_loss(model, config.vocab_size, tokens_BT, targets_BT)
+                num_bytes += int(byte_lengths[targets].sum())
             if on_progress:
-                on_progress(rows * width)
-    return Evaluation(total_loss=total_loss, num_tokens=num_targets, num_bytes=num_bytes)
+                on_progress(len(targets))
+    if num_tokens == 0:
+        raise DataError(
+            "there is nothing to predict: each document has one token",
+            fix="Add text, or let attention cross documents.",
+        )
+    return Evaluation(total_loss=total_loss, num_tokens=num_tokens, num_bytes=num_bytes)
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
@@ -141,9 +201,14 @@ def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[i
         yield whole * length, 1, rest
 
 
-def _summed_loss(model: Any, vocab_size: int, tokens_BT: Tensor, targets_BT: Tensor) -> float:
+def _summed_loss(model: Any, vocab_size: int, batch: Predictions, device: torch.device) -> float:
     """The summed loss of a batch; fp32 logits are held for one chunk of tokens at a time."""
-    hidden_MD = model(tokens_BT).flatten(0, 1)
+    tokens_BT, targets_BT, positions_BT, documents_BT = (
+        None if array is None else torch.from_numpy(array).to(device)
+        for array in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT)
+    )
+    assert targets_BT is not None, "every batch has them"
+    hidden_MD = model(tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT).flatten(0, 1)
     head_VD = model.head.weight[:vocab_size]
     rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
     total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
@@ -151,16 +216,17 @@ def _summed_loss(model: Any, vocab_size: int, tokens_BT: Tensor, targets_BT: Ten
         torch.split(hidden_MD, rows), torch.split(targets_BT.flatten(), rows), strict=True
     ):
         logits_CV = linear(hidden_CD, head_VD).float()
-        total += cross_entropy(logits_CV, targets_C, reduction="none").double().sum()
+        losses_C = cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=PADDING)
+        total += losses_C.double().sum()
     return total.item()
 
 
-def _check_ids(piece: npt.NDArray[np.int64], begin: int, vocab_size: int) -> None:
-    wrong = np.flatnonzero((piece < 0) | (piece >= vocab_size))
+def _check_ids(tokens: npt.NDArray[np.int64], what: str, first: int, vocab_size: int) -> None:
+    wrong = np.argwhere(((tokens < 0) & (tokens != PADDING)) | (tokens >= vocab_size))
     if wrong.size:
-        at = int(wrong[0])
+        at = tuple(wrong[0])
         raise DataError(
-            f"token {int(piece[at])} at position {begin + at:,} is outside the model's vocabulary of"
+            f"token {int(tokens[at])} at {what} {first + int(at[0]):,} is outside the model's vocabulary of"
             f" {vocab_size:,} ids",
             fix="Use data that was built with the model's tokenizer.",
         )

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from groundup.models.blocked_attention import blocked_causal_attention
 from groundup.models.cache import KeyValueCache
+from groundup.models.document_mask import DocumentMask, repeat_heads
 
 
 class Rope:
@@ -78,10 +79,11 @@ class Attention(nn.Module):
         x_BTD: Tensor,
         *,
         angles: tuple[Tensor, Tensor] | None = None,
+        documents: DocumentMask | None = None,
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> Tensor:
-        """Attends from each token to itself and all before it; returns [B, T, D]."""
+        """Attends from each token to itself and those before it, of its document; returns [B, T, D]."""
         q_BNTH, k_BKTH, v_BKTH = (
             project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.wq, self.wk, self.wv)
@@ -90,7 +92,11 @@ class Attention(nn.Module):
             q_BNTH, k_BKTH = rotate(q_BNTH, angles), rotate(k_BKTH, angles)
         if cache is not None:
             k_BKTH, v_BKTH = cache.append(layer, k_BKTH, v_BKTH)
-        y_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, dropout=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        if documents is None:
+            y_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
+        else:
+            y_BNTH = documents.attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
         return self.wo(y_BNTH.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
 
 
@@ -100,9 +106,7 @@ def attend(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float = 0
     grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
     causal = num_new == num_all > 1
     if causal and not dropout and q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16:
-        if grouped:
-            repeats = q_BNTH.shape[1] // k_BKSH.shape[1]
-            k_BKSH, v_BKSH = k_BKSH.repeat_interleave(repeats, 1), v_BKSH.repeat_interleave(repeats, 1)
+        k_BKSH, v_BKSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
         with torch.autocast("cpu", enabled=False):
             return blocked_causal_attention(q_BNTH, k_BKSH, v_BKSH)
     mask = None

@@ -13,6 +13,7 @@ from groundup.core.config import config
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention, Rope
 from groundup.models.cache import KeyValueCache
+from groundup.models.document_mask import DocumentMask, document_mask
 from groundup.models.spec import Axes
 
 AXES: Axes = {
@@ -135,11 +136,14 @@ class Block(nn.Module):
         x_BTD: Tensor,
         angles: tuple[Tensor, Tensor],
         *,
+        documents: DocumentMask | None = None,
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        attended_BTD = self.attention(self.attention_norm(x_BTD), angles=angles, cache=cache, layer=layer)
+        attended_BTD = self.attention(
+            self.attention_norm(x_BTD), angles=angles, documents=documents, cache=cache, layer=layer
+        )
         x_BTD = x_BTD + dropout(attended_BTD, self.dropout, self.training)
         return x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout, self.training)
 
@@ -163,16 +167,36 @@ class Llama(nn.Module):
             self.head.weight = self.embed.tokens.weight
 
     def forward(
-        self, tokens_BT: Tensor, *, positions_BT: Tensor | None = None, cache: KeyValueCache | None = None
+        self,
+        tokens_BT: Tensor,
+        *,
+        positions_BT: Tensor | None = None,
+        documents_BT: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Final hidden states [B, T, D]; with a cache, ``tokens_BT`` follows the tokens already in it."""
+        """Final hidden states [B, T, D].
+
+        Args:
+            tokens_BT: Ids.
+            positions_BT: Of each token in its document; by default they count from the row's first token.
+            documents_BT: Number of each token's document within its row, not decreasing along it:
+                attention stays within. By default a row is one document.
+            cache: Of the tokens that ``tokens_BT`` follows, all of one document.
+        """
+        assert documents_BT is None or cache is None, "a cache holds one document a row"
         past = cache.length if cache else 0
         if positions_BT is None:
             positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
         angles = self.rope.angles(positions_BT)
         x_BTD = self.embed(tokens_BT)
+        documents = None
+        if documents_BT is not None:
+            attention_dropout = self.config.attention_dropout if self.training else 0.0
+            documents = document_mask(
+                documents_BT, like=x_BTD, head_dim=self.config.head_dim, dropout=attention_dropout
+            )
         for name, block in self.layers.items():
-            x_BTD = block(x_BTD, angles, cache=cache, layer=int(name))
+            x_BTD = block(x_BTD, angles, documents=documents, cache=cache, layer=int(name))
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
         return self.norm(x_BTD)  # type: ignore[no-any-return]

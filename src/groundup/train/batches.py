@@ -4,29 +4,35 @@ Shapes: B samples, T tokens.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from groundup.core.errors import DataError
-from groundup.tokens.dataset import TokenDataset
+from groundup.tokens.samples.dataset import PADDING, Samples
+from groundup.tokens.samples.predictions import Predictions, read_predictions
 from groundup.train.loss import IGNORE
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
     """Inputs and what follows each of them.
 
     Attributes:
         tokens_BT: Input ids.
         targets_BT: The next ids; ``IGNORE`` where there is none to learn.
+        positions_BT: Of each token in its document; None for its position in the sample.
+        documents_BT: Number of each token's document within its sample, int32; None where attention
+            crosses documents.
     """
 
     tokens_BT: Tensor
     targets_BT: Tensor
+    positions_BT: Tensor | None = None
+    documents_BT: Tensor | None = None
 
     @property
     def num_targets(self) -> int:
@@ -35,40 +41,76 @@ class Batch:
 
     def split(self, micro_batch_size: int) -> Iterator["Batch"]:
         """Micro-batches of at most so many samples."""
-        pairs = zip(
-            self.tokens_BT.split(micro_batch_size), self.targets_BT.split(micro_batch_size), strict=True
-        )
-        return (Batch(tokens_BT, targets_BT) for tokens_BT, targets_BT in pairs)
+        for first in range(0, len(self.tokens_BT), micro_batch_size):
+            yield self._changed(itemgetter(slice(first, first + micro_batch_size)))
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
+        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> "Batch":
+        """The batch in page-locked memory, from which a GPU copies while it works."""
+        return self._changed(lambda tensor: tensor.pin_memory())
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         return Batch(
-            self.tokens_BT.to(device, non_blocking=True), self.targets_BT.to(device, non_blocking=True)
+            tokens_BT=change(self.tokens_BT),
+            targets_BT=change(self.targets_BT),
+            positions_BT=None if self.positions_BT is None else change(self.positions_BT),
+            documents_BT=None if self.documents_BT is None else change(self.documents_BT),
         )
 
 
-def next_batch(
-    dataset: TokenDataset, first_sample: int, count: int, *, vocab_size: int, device: torch.device
+def read_batch(
+    dataset: Samples,
+    first_sample: int,
+    count: int,
+    *,
+    vocab_size: int,
+    mask_documents: bool = False,
 ) -> Batch:
-    """The ``count`` samples from ``first_sample`` on, in the dataset's order.
+    """The ``count`` samples from ``first_sample`` on, in the dataset's order, on the CPU.
+
+    Args:
+        dataset: Where they come from.
+        first_sample: Index of the first.
+        count: Number of samples.
+        vocab_size: Of the model.
+        mask_documents: Keep documents apart; see ``tokens.samples.predictions``.
 
     Raises:
-        DataError: A token id is outside the vocabulary.
+        DataError: A token id is outside the vocabulary, or there is nothing to predict.
     """
-    windows = dataset.batch(first_sample, count)
-    if windows.max() >= vocab_size:
-        row, column = np.argwhere(windows >= vocab_size)[0]
+    predictions = read_predictions(dataset, first_sample, count, mask_documents=mask_documents)
+    for shift, ids in ((0, predictions.tokens_BT), (1, predictions.targets_BT)):
+        wrong = (ids >= vocab_size) | ((ids < 0) & (ids != PADDING))
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            raise DataError(
+                f"token {ids[row, column]} at position {column + shift} of sample {first_sample + row}"
+                f" is outside the model's vocabulary of {vocab_size:,} ids",
+                where=dataset.name,
+                fix="Name the tokenizer that the data was built with, or build the data again;"
+                " `groundup tokens verify` finds all such ids.",
+            )
+    batch = from_predictions(predictions)
+    if batch.num_targets == 0:
         raise DataError(
-            f"token {windows[row, column]} at position {column} of sample {first_sample + row}"
-            f" is outside the model's vocabulary of {vocab_size:,} ids",
+            f"samples {first_sample} to {first_sample + count - 1} have nothing to predict:"
+            " each of their documents has one token",
             where=dataset.name,
-            fix="Name the tokenizer that the data was built with, or build the data again;"
-            " `groundup tokens verify` finds all such ids.",
+            fix="Leave documents without text out of the data, or set data.mask_documents=false.",
         )
-    return from_windows(windows).to(device)
+    return batch
 
 
-def from_windows(windows: npt.NDArray[np.int64]) -> Batch:
-    """A batch of windows of T + 1 tokens: int64 [B, T + 1]."""
-    tokens = torch.from_numpy(windows)
-    return Batch(tokens[:, :-1], tokens[:, 1:])
+def from_predictions(predictions: Predictions) -> Batch:
+    """The batch as tensors on the CPU."""
+    targets_BT = torch.from_numpy(predictions.targets_BT)
+    positions_BT, documents_BT = predictions.positions_BT, predictions.documents_BT
+    return Batch(
+        tokens_BT=torch.from_numpy(predictions.tokens_BT),
+        targets_BT=targets_BT.masked_fill(targets_BT == PADDING, IGNORE),
+        positions_BT=None if positions_BT is None else torch.from_numpy(positions_BT),
+        documents_BT=None if documents_BT is None else torch.from_numpy(documents_BT),
+    )

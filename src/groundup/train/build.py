@@ -9,15 +9,15 @@ import torch
 from groundup.checkpoint import store
 from groundup.core.config import to_dict, to_yaml
 from groundup.core.errors import CheckpointError, ConfigError
-from groundup.core.files import atomic_write, checksum
+from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.progress import human_count
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.models.initialise import initialise
-from groundup.tokens.build import tokenizer_of
-from groundup.tokens.dataset import Splits, TokenDataset, open_splits, require_plan
-from groundup.tokens.indexed import idx_path
+from groundup.tokens.samples.dataset import Samples
+from groundup.tokens.samples.packing import PackedDataset
+from groundup.tokens.samples.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.compiling import compile_layers
@@ -30,14 +30,18 @@ from groundup.train.state import TrainState
 CONFIG_FILE = "config.yaml"
 _MUST_MATCH = (
     "model",
-    "data.path",
     "data.split",
+    "data.sources",
     "data.sequence_length",
     "data.order",
+    "data.packing",
+    "data.mask_documents",
     "global_batch_size",
     "seed",
 )
 """Settings without which a run would not be the same run."""
+_MAY_DIFFER = (".path", ".max_epochs")
+"""Endings of those that may change all the same: the data's fingerprint says whether it is the same."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -48,7 +52,7 @@ class Run:
     device: torch.device
     precision: Precision
     splits: Splits
-    training: TokenDataset
+    training: Samples
     tokenizer: Tokenizer
     data_fingerprint: str
     state: TrainState
@@ -91,12 +95,12 @@ def build_run(config: TrainConfig) -> Run:
         validation=config.validation.interval > 0,
     )
     assert splits.train is not None, "the plan was checked"
-    tokenizer = tokenizer_of(config.data.path, config.data.tokenizer)
+    tokenizer = tokenizer_of_data(config.data)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size},"
             f" the tokenizer of the data has {tokenizer.vocab_size}",
-            where=config.data.path,
+            where=config.data.paths[0],
             fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
         )
 
@@ -113,7 +117,7 @@ def build_run(config: TrainConfig) -> Run:
         splits=splits,
         training=splits.train,
         tokenizer=tokenizer,
-        data_fingerprint=checksum(idx_path(splits.indexed.prefix)),
+        data_fingerprint=splits.fingerprint,
         state=state,
     )
     newest = store.newest_verified(run.checkpoints_dir)
@@ -135,28 +139,35 @@ def build_run(config: TrainConfig) -> Run:
         config.tokens_per_step,
         human_count(run.training.num_tokens),
     )
+    for part in splits.parts["train"]:
+        if isinstance(part.samples, PackedDataset):
+            logger.info("%s: %s", part.key, part.samples.describe())
     return run
 
 
 def _resume(run: Run, folder: Path) -> None:
     snapshot = store.load(folder, device=run.device)
-    if snapshot.about["data"] != run.data_fingerprint:
-        raise CheckpointError(
-            f"trained on other data ({snapshot.about['data']})"
-            f" than {run.config.data.path} ({run.data_fingerprint})",
-            where=folder,
-            fix="Restore the data, or name another run_dir.",
-        )
     before, now = _flat(snapshot.about["config"]), _flat(to_dict(run.config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     fixed_length = ("num_steps",) if run.config.data.order == "megatron" else ()
-    forbidden = [key for key in changed if key.startswith((*_MUST_MATCH, *fixed_length))]
+    forbidden = [
+        key
+        for key in changed
+        if key.startswith((*_MUST_MATCH, *fixed_length)) and not key.endswith(_MAY_DIFFER)
+    ]
     if forbidden:
         differences = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in forbidden)
         raise CheckpointError(
             f"the run folder holds another run: {differences}",
             where=folder,
             fix="Name another run_dir, or restore the settings.",
+        )
+    if snapshot.about["data"] != run.data_fingerprint:
+        raise CheckpointError(
+            f"trained on other data ({snapshot.about['data']})"
+            f" than {', '.join(map(str, run.config.data.paths))} ({run.data_fingerprint})",
+            where=folder,
+            fix="Restore the data, or name another run_dir.",
         )
     for key in changed:
         logger.info("since the checkpoint, %s changed from %s to %s", key, before.get(key), now.get(key))

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from groundup.core.config import config
 from groundup.models import ModelConfig
-from groundup.tokens.dataset import DataConfig
+from groundup.tokens.samples.data import DataConfig
 from groundup.train.optim import AdamW, Optimizer
 from groundup.train.precision import LossScaleConfig, PrecisionName
 from groundup.train.schedules import LrSchedule

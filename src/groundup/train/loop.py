@@ -1,5 +1,6 @@
 """The training loop. There is one; it has no hooks and is meant to be read, and edited."""
 
+import functools
 import math
 from typing import Protocol
 
@@ -8,13 +9,14 @@ import torch
 from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 from groundup.models.count import training_flops_per_token
-from groundup.tokens.dataset import TokenDataset
-from groundup.train.batches import next_batch
+from groundup.tokens.samples.dataset import Samples
+from groundup.train.batches import read_batch
 from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
 from groundup.train.hardware import peak_flops, peak_memory_bytes
 from groundup.train.interruption import Interruption
 from groundup.train.metrics import Interval, Metrics, Stopwatch
+from groundup.train.prefetch import Prefetch
 from groundup.train.step import StepResult, train_step
 
 
@@ -45,7 +47,7 @@ class Evaluation(Protocol):
 class Evaluate(Protocol):
     """Measures the model on a dataset; ``num_batches`` 0 means all of it."""
 
-    def __call__(self, run: Run, dataset: TokenDataset, num_batches: int) -> Evaluation:
+    def __call__(self, run: Run, dataset: Samples, num_batches: int) -> Evaluation:
         """Leaves the model as it was."""
         ...
 
@@ -76,17 +78,22 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
     state = run.state
     metrics = Metrics(config.run_dir, from_step=state.step, tensorboard=config.log.tensorboard)
     report = _Report(run, metrics)
+    batches = Prefetch(
+        functools.partial(
+            read_batch,
+            run.training,
+            vocab_size=config.model.vocab_size,
+            mask_documents=config.data.mask_documents,
+        ),
+        first_sample=state.samples,
+        num_batches=config.num_steps - state.step,
+        batch_size=config.global_batch_size,
+        device=run.device,
+    )
 
-    with Interruption() as interruption:
+    with Interruption() as interruption, batches:
         while state.step < config.num_steps:
-            batch = next_batch(
-                run.training,
-                state.samples,
-                config.global_batch_size,
-                vocab_size=config.model.vocab_size,
-                device=run.device,
-            )
-            result = train_step(state, batch, config, run.precision)
+            result = train_step(state, batches.next_batch(), config, run.precision)
             report.add(result)
 
             last = state.step == config.num_steps
@@ -173,7 +180,7 @@ class _Report:
 
 
 def _validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str, num_batches: int) -> Evaluation:
-    dataset: TokenDataset = getattr(run.splits, name)
+    dataset: Samples = getattr(run.splits, name)
     evaluation = evaluate(run, dataset, num_batches)
     logger.info(
         "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",

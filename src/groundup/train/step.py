@@ -75,7 +75,9 @@ def train_step(state: TrainState, batch: Batch, config: TrainConfig, precision: 
 def forward_loss(state: TrainState, batch: Batch, config: TrainConfig, precision: Precision) -> Tensor:
     """Summed loss over a micro-batch's targets, fp32."""
     with precision.autocast():
-        hidden_BTD = state.model(batch.tokens_BT)
+        hidden_BTD = state.model(
+            batch.tokens_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT
+        )
         return linear_cross_entropy(
             hidden_BTD.flatten(0, 1),
             state.model.head.weight,

@@ -146,7 +146,7 @@ def test_texts_and_datasets_give_the_same_tokens(tmp_path: Path) -> None:
 
 
 def test_data_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    from groundup.tokens.byte_level import ByteLevelBpe, ByteLevelTokenizer
+    from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer
 
     tokenizer = tiny_tokenizer()
     source = tmp_path / "texts.txt"

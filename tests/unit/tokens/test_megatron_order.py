@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.dataset import DataConfig, open_splits
-from groundup.tokens.indexed import IndexedDataset
-from groundup.tokens.megatron_order import megatron_order
-from groundup.tokens.plan import split_ranges
+from groundup.tokens.files.indexed import IndexedDataset
+from groundup.tokens.samples.data import DataConfig
+from groundup.tokens.samples.megatron_order import megatron_order
+from groundup.tokens.samples.plan import split_ranges
+from groundup.tokens.samples.splits import open_splits
 
 RECORDED = ("one_epoch_969_30_1_s128", "multi_epoch_separate_969_30_1_s128")
 

@@ -14,8 +14,8 @@ import torch
 from groundup.checkpoint import store
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
-from groundup.tokens.build import manifest_path
-from groundup.tokens.indexed import bin_path
+from groundup.tokens.files.indexed import bin_path
+from groundup.tokens.files.manifests import manifest_path
 from groundup.train.build import build_run
 from groundup.train.loop import Interrupted
 from tests.runs import losses, make_config, make_data, run

@@ -15,33 +15,27 @@ class Corpus(Protocol):
     """What a plan must know of a dataset."""
 
     @property
-    def num_sequences(self) -> int:
-        """Number of documents (sequences without sentence splitting)."""
+    def num_documents(self) -> int:
+        """Number of documents."""
         ...
 
-    def token_begin(self, sequence: int) -> int:
+    def token_begin(self, document: int) -> int:
         """Number of tokens before this document."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The settings that decide how many samples there are and how many are asked for.
+    """How one corpus is divided.
 
     Attributes:
         split: Shares of train, validation and test.
         sequence_length: Tokens predicted in one sample.
-        max_epochs: At most so many passes over the training split; 0 for any number.
-        num_steps: Training steps.
-        global_batch_size: Samples of one step.
         needs: The splits that must hold a sample.
     """
 
     split: str
     sequence_length: int
-    max_epochs: int
-    num_steps: int
-    global_batch_size: int
     needs: Collection[str] = ("train",)
 
 
@@ -50,7 +44,7 @@ class Problem:
     """Why a plan is impossible, and the changes that each mend it (none: only more text does)."""
 
     what: str
-    changes: tuple[dict[str, str | int], ...]
+    changes: tuple[dict[str, str | int | float], ...]
 
 
 def split_ranges(split: str, num_documents: int) -> dict[str, tuple[int, int]]:
@@ -79,15 +73,15 @@ def samples_in(num_tokens: int, sequence_length: int) -> int:
 
 
 def find_problem(corpus: Corpus, plan: Plan) -> Problem | None:
-    """The first thing that makes a plan impossible; None when it is possible.
+    """The first needed split that is smaller than one sample; None when there is none.
 
-    Each dict of ``changes`` (keys: split, sequence_length, max_epochs, num_steps) is alone enough.
+    Each dict of ``changes`` (keys: split, sequence_length) is alone enough.
     """
     tokens = _split_tokens(corpus, plan.split)
     for name in SPLITS:
         if name in plan.needs and samples_in(tokens[name], plan.sequence_length) == 0:
             return Problem(_too_small(corpus, plan, name, tokens[name]), _mended_splits(corpus, plan))
-    return _epochs_problem(corpus, plan)
+    return None
 
 
 def _shares(split: str) -> list[float]:
@@ -106,18 +100,18 @@ def _shares(split: str) -> list[float]:
 
 
 def _split_tokens(corpus: Corpus, split: str) -> dict[str, int]:
-    ranges = split_ranges(split, corpus.num_sequences)
+    ranges = split_ranges(split, corpus.num_documents)
     begins = corpus.token_begin
     return {name: begins(end) - begins(begin) for name, (begin, end) in ranges.items()}
 
 
 def _too_small(corpus: Corpus, plan: Plan, name: str, num_tokens: int) -> str:
     needed = plan.sequence_length + 1
-    total = corpus.token_begin(corpus.num_sequences)
+    total = corpus.token_begin(corpus.num_documents)
     if total < needed:
         return f"the corpus has {total:,} tokens, one sample needs {needed:,} (sequence_length + 1)"
-    begin, end = split_ranges(plan.split, corpus.num_sequences)[name]
-    documents = f"{end - begin:,} of {corpus.num_sequences:,} documents"
+    begin, end = split_ranges(plan.split, corpus.num_documents)[name]
+    documents = f"{end - begin:,} of {corpus.num_documents:,} documents"
     if begin == end:
         return f"the {name} split is empty: split {plan.split} gives it {documents}"
     return (
@@ -126,26 +120,9 @@ def _too_small(corpus: Corpus, plan: Plan, name: str, num_tokens: int) -> str:
     )
 
 
-def _epochs_problem(corpus: Corpus, plan: Plan) -> Problem | None:
-    if "train" not in plan.needs or not plan.max_epochs:
-        return None
-    samples = samples_in(_split_tokens(corpus, plan.split)["train"], plan.sequence_length)
-    asked, there = plan.num_steps * plan.global_batch_size, plan.max_epochs * samples
-    if asked <= there:
-        return None
-    changes: list[dict[str, str | int]] = [{"max_epochs": -(-asked // samples)}]
-    if there >= plan.global_batch_size:
-        changes.append({"num_steps": there // plan.global_batch_size})
-    return Problem(
-        f"{plan.num_steps:,} steps of {plan.global_batch_size:,} samples are {asked / samples:.2f} epochs of"
-        f" the {samples:,} training samples, more than max_epochs={plan.max_epochs}",
-        tuple(changes),
-    )
-
-
-def _mended_splits(corpus: Corpus, plan: Plan) -> tuple[dict[str, str | int], ...]:
+def _mended_splits(corpus: Corpus, plan: Plan) -> tuple[dict[str, str | int | float], ...]:
     """Another split (fewest documents moved), a shorter sequence, or both where neither is enough."""
-    changes: list[dict[str, str | int]] = []
+    changes: list[dict[str, str | int | float]] = []
     split = _nearest_split(corpus, plan, plan.sequence_length)
     if split:
         changes.append({"split": split})
@@ -160,18 +137,12 @@ def _mended_splits(corpus: Corpus, plan: Plan) -> tuple[dict[str, str | int], ..
         if longest:
             split = _nearest_split(corpus, plan, longest)
             changes.append({"split": split, "sequence_length": longest})
-    return tuple(_with_epochs(corpus, plan, change) for change in changes)
-
-
-def _with_epochs(corpus: Corpus, plan: Plan, change: dict[str, str | int]) -> dict[str, str | int]:
-    """The change, and more epochs where it leaves too few samples."""
-    further = _epochs_problem(corpus, dataclasses.replace(plan, **change))  # type: ignore[arg-type]
-    return {**change, **further.changes[0]} if further else change
+    return tuple(changes)
 
 
 def _nearest_split(corpus: Corpus, plan: Plan, sequence_length: int) -> str:
     """The split, as numbers of documents, nearest to the plan's in which all needs are met; "" if none."""
-    size = corpus.num_sequences
+    size = corpus.num_documents
     need = {name: sequence_length + 1 if name in plan.needs else 0 for name in SPLITS}
 
     def first_end(begin: int, name: str) -> int:

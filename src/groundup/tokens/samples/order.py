@@ -77,6 +77,26 @@ class Order:
         return left << bits | right
 
 
+def samples_at(first_index: int, count: int, *, size: int, seed: int) -> npt.NDArray[np.int64]:
+    """The samples at the indices [first_index, first_index + count): int64 [count].
+
+    Args:
+        first_index: 0 or more; it runs on through the epochs, each of which has its own order.
+        count: Number of indices.
+        size: Samples of an epoch.
+        seed: Any integer.
+    """
+    found = np.empty(count, dtype=np.int64)
+    done = 0
+    while done < count:
+        epoch, position = divmod(first_index + done, size)
+        take = min(count - done, size - position)
+        order = Order(size, seed=seed, epoch=epoch)
+        found[done : done + take] = order.sample(np.arange(position, position + take))
+        done += take
+    return found
+
+
 @functools.lru_cache(maxsize=64)
 def _round_keys(seed: int, epoch: int, size: int) -> tuple[np.uint64, ...]:
     digest = hashlib.blake2b(f"groundup order 1: {seed} {epoch} {size}".encode(), digest_size=8 * _ROUNDS)

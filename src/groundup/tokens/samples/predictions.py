@@ -1,0 +1,82 @@
+"""What is predicted from what in a sample, its documents joined or kept apart.
+
+Shapes: B samples, T tokens.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from groundup.tokens.samples.dataset import PADDING, Samples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The inputs of a model and what follows each of them.
+
+    Attributes:
+        tokens_BT: Input ids; 0 where the sample is padded.
+        targets_BT: The next ids; ``PADDING`` where there is none to predict.
+        positions_BT: Of each token in its document; None for its position in the sample.
+        documents_BT: Number of each token's document within its sample, int32, not decreasing; None
+            where attention crosses documents.
+    """
+
+    tokens_BT: npt.NDArray[np.int64]
+    targets_BT: npt.NDArray[np.int64]
+    positions_BT: npt.NDArray[np.int64] | None = None
+    documents_BT: npt.NDArray[np.int32] | None = None
+
+
+def read_predictions(
+    samples: Samples, first_index: int, count: int, *, ordered: bool = False, mask_documents: bool
+) -> Predictions:
+    """The samples at the indices [first_index, first_index + count).
+
+    Args:
+        samples: Where they come from.
+        first_index: 0 or more.
+        count: Number of samples.
+        ordered: In file order instead of the seeded one.
+        mask_documents: Keep documents apart: see ``predictions``.
+    """
+    windows = samples.batch(first_index, count, ordered=ordered)
+    if not mask_documents:
+        return predictions(windows)
+    return predictions(windows, samples.document_starts(first_index, count, ordered=ordered))
+
+
+def predictions(windows: npt.NDArray[np.int64], starts: npt.NDArray[np.bool_] | None = None) -> Predictions:
+    """Splits windows of T + 1 tokens, int64 [B, T + 1], into inputs and targets.
+
+    Args:
+        windows: As from ``Samples.batch``; rows may end in ``PADDING``.
+        starts: As from ``Samples.document_starts``, bool [B, T + 1], to keep documents apart: a token is
+            predicted from its own document only, so the first one is not predicted, and positions count
+            from the document's beginning, or from the window's where that comes later. None joins them.
+    """
+    is_padding = windows == PADDING
+    tokens_BT, targets_BT = windows[:, :-1], windows[:, 1:]
+    if is_padding.any():
+        tokens_BT = np.where(is_padding[:, :-1], 0, tokens_BT)
+    if starts is None:
+        return Predictions(tokens_BT=tokens_BT, targets_BT=targets_BT)
+    # Padding is a document of its own, which no other attends to.
+    begins_BT = starts[:, :-1] | (is_padding[:, :-1] & ~_before(is_padding))
+    index_T = np.arange(begins_BT.shape[1])
+    first_BT = np.maximum.accumulate(np.where(begins_BT, index_T, 0), axis=1)
+    return Predictions(
+        tokens_BT=tokens_BT,
+        targets_BT=np.where(starts[:, 1:], PADDING, targets_BT),
+        positions_BT=index_T - first_BT,
+        documents_BT=begins_BT.cumsum(axis=1, dtype=np.int32),
+    )
+
+
+def _before(flags: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """The flag of the token before each of the first T; False before the first."""
+    shifted = np.zeros_like(flags[:, :-1])
+    shifted[:, 1:] = flags[:, :-2]
+    return shifted

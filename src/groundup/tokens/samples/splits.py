@@ -1,0 +1,285 @@
+"""From a data config to the samples of each split, and whether a run can be made of them."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from groundup.core.errors import DataError
+from groundup.core.log import logger
+from groundup.core.manifest import fingerprint
+from groundup.tokens.files.flat_shards import FlatShards
+from groundup.tokens.files.manifests import tokenizer_of
+from groundup.tokens.files.shards import open_shards, open_source, shards_by_split, token_files
+from groundup.tokens.files.source import TokenSource
+from groundup.tokens.samples.blend import BlendedDataset
+from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.samples.data import DataConfig, SourceConfig
+from groundup.tokens.samples.dataset import Samples, TokenDataset
+from groundup.tokens.samples.packing import PackedDataset
+from groundup.tokens.samples.plan import SPLITS, samples_in, split_ranges
+from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one source gives to one split.
+
+    Attributes:
+        key: Of its config: "data", "data.sources.web", ...
+        config: Its settings.
+        source: Its tokens.
+        documents: [begin, end) of its documents; None for all.
+        samples: None without a single whole sample, or with weight 0.
+    """
+
+    key: str
+    config: SourceConfig
+    source: TokenSource
+    documents: tuple[int, int] | None
+    samples: Samples | None
+
+    @property
+    def num_documents(self) -> int:
+        """Number of its documents."""
+        begin, end = self.documents or (0, self.source.num_documents)
+        return end - begin
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its documents."""
+        return _num_tokens(self.source, self.documents)
+
+    @property
+    def weight(self) -> float:
+        """Its share of the samples, relative to the others of the split; 0 when nothing is taken of it."""
+        if self.samples is None:
+            return 0.0
+        return float(self.samples.num_samples if self.config.weight == "proportional" else self.config.weight)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Splits:
+    """The samples of a run; None for a split without a single whole sample.
+
+    Attributes:
+        parts: For each split, what each source gives to it.
+    """
+
+    config: DataConfig
+    train: Samples | None
+    validation: Samples | None
+    test: Samples | None
+    parts: dict[str, tuple[Part, ...]]
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the training tokens, or the share of a source of them, do."""
+        described = [[part.source.fingerprint, part.documents, part.weight] for part in self.parts["train"]]
+        return fingerprint(described)
+
+
+def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Splits:
+    """Opens the sources and divides their documents; reads headers only.
+
+    Args:
+        config: What to train on.
+        seed: Of the order of samples.
+        num_samples: That training will take; decides Megatron-LM's order, and nothing else.
+
+    Raises:
+        DataError: A file is missing, malformed or does not match the other.
+        ConfigError: A split string is malformed.
+    """
+    training = {key: (source, _open(config, source.path)) for key, source in config.training.items()}
+    parts: dict[str, tuple[Part, ...]] = {}
+    for name in SPLITS:
+        own: Mapping[str, SourceConfig] = {} if name == "train" else getattr(config, name)
+        opened = training
+        if own:
+            opened = {
+                f"data.{name}.{key}": (source, _open(config, source.path)) for key, source in own.items()
+            }
+        megatron = num_samples if name == "train" and config.order == "megatron" else 0
+        parts[name] = tuple(
+            _part(config, key, settings, sources, name, seed, megatron)
+            for key, (settings, sources) in opened.items()
+            if sources.get(name) or "all" in sources or own
+        )
+    return Splits(config=config, parts=parts, **{name: _joined(name, parts[name]) for name in SPLITS})
+
+
+def split_of(config: DataConfig, source: SourceConfig) -> str:
+    """The shares of train, validation and test of a training source."""
+    shares = (source.split or config.split).replace("/", ",").split(",")
+    for number, own in ((1, config.validation), (2, config.test)):
+        if own and len(shares) > number:
+            shares[number] = "0"
+    return ",".join(shares)
+
+
+def _open(config: DataConfig, path: Path) -> dict[str, TokenSource]:
+    """The source of each split where the names of its files say so, else one under "all"."""
+    by_split = shards_by_split(path)
+    if len(by_split) == 1:
+        return {"all": _with_documents(config, open_source(path))}
+    return {
+        name: _with_documents(config, open_shards(files, name=f"{path} ({name} files)"))
+        for name, files in by_split.items()
+    }
+
+
+def _with_documents(config: DataConfig, source: TokenSource) -> TokenSource:
+    if not len(source.tokens):
+        raise DataError("holds no tokens", where=source.name, fix="Leave it out, or build it again.")
+    if isinstance(source, FlatShards) and (config.tokenizer or config.opening_id is not None):
+        opening = config.opening_id
+        if opening is None and config.tokenizer:
+            opening = load_tokenizer(config.tokenizer).end_of_document_id
+        paths = [shard.path for shard in source.shards]
+        return FlatShards(paths, end_of_document_id=opening, name=source.name)
+    return source
+
+
+def _part(
+    config: DataConfig,
+    key: str,
+    settings: SourceConfig,
+    sources: Mapping[str, TokenSource],
+    name: str,
+    seed: int,
+    megatron_samples: int,
+) -> Part:
+    own = key not in config.training
+    source = sources.get("all") or sources.get(name) or sources["train"]
+    documents = None
+    if not own and "all" in sources:
+        documents = split_ranges(split_of(config, settings), source.num_documents)[name]
+    samples = None
+    if settings.weight != 0:
+        samples = _samples(config, source, documents, f"{source.name} ({name})", seed, megatron_samples)
+    return Part(key=key, config=settings, source=source, documents=documents, samples=samples)
+
+
+def _samples(
+    config: DataConfig,
+    source: TokenSource,
+    documents: tuple[int, int] | None,
+    name: str,
+    seed: int,
+    megatron_samples: int,
+) -> Samples | None:
+    """The samples of some documents; None where there is not a whole one."""
+    num_tokens = _num_tokens(source, documents)
+    if config.packing == "best_fit":
+        first, last = documents or (0, source.num_documents)
+        if int(source.document_lengths(first, last).max(initial=0)) < 2:
+            return None
+        return PackedDataset(source, documents, sequence_length=config.sequence_length, seed=seed, name=name)
+    if not samples_in(num_tokens, config.sequence_length):
+        return None
+    return TokenDataset(
+        source,
+        documents,
+        sequence_length=config.sequence_length,
+        seed=seed,
+        name=name,
+        megatron_samples=megatron_samples,
+    )
+
+
+def _num_tokens(source: TokenSource, documents: tuple[int, int] | None) -> int:
+    if documents is None:
+        return len(source.tokens)
+    return source.token_begin(documents[1]) - source.token_begin(documents[0])
+
+
+def _joined(name: str, parts: Sequence[Part]) -> Samples | None:
+    """The samples of a split, of one source or several."""
+    taken = [part for part in parts if part.samples]
+    for part in parts:
+        if taken and not part.samples and part.config.weight != 0:
+            logger.warning(
+                "%s gives no %s sample (%d tokens): left out there", part.source.name, name, part.num_tokens
+            )
+    if len(taken) <= 1:
+        return taken[0].samples if taken else None
+    samples = [part.samples for part in taken if part.samples]
+    return BlendedDataset(samples, [part.weight for part in taken], name=f"blend ({name})")
+
+
+def require_plan(
+    splits: Splits,
+    *,
+    num_steps: int,
+    global_batch_size: int,
+    validation: bool = False,
+    test: bool = False,
+) -> None:
+    """Refuses a plan that cannot be carried out, before any training.
+
+    Args:
+        splits: The opened data.
+        num_steps: Training steps.
+        global_batch_size: Samples of one step.
+        validation: Whether the validation split must hold a sample.
+        test: Whether the test split must.
+
+    Raises:
+        DataError: A needed split is empty or smaller than one sample, or the steps take more than
+            ``max_epochs``; with the smallest changes that mend it.
+    """
+    wanted = (True, validation, test)
+    plans = {name: tuple(_source_plan(splits.config, part) for part in splits.parts[name]) for name in SPLITS}
+    named = not all(plan.split for plan in plans["train"])  # the files' names tell their split
+    problem = find_mend(
+        BlendPlan(
+            sources=plans["train"],
+            validation=plans["validation"] if named or splits.config.validation else None,
+            test=plans["test"] if named or splits.config.test else None,
+            sequence_length=splits.config.sequence_length,
+            num_steps=num_steps,
+            global_batch_size=global_batch_size,
+            needs=tuple(name for name, need in zip(SPLITS, wanted, strict=True) if need),
+        )
+    )
+    if problem is None:
+        return
+    ways = [" ".join(f"{key}={value}" for key, value in change.items()) for change in problem.changes]
+    raise DataError(
+        problem.what,
+        where=", ".join(part.source.name for part in splits.parts["train"]),
+        fix=f"Set {', or '.join(ways)}." if ways else "Add more text: at least a few documents.",
+    )
+
+
+def _source_plan(config: DataConfig, part: Part) -> SourcePlan:
+    weight = None if part.config.weight == "proportional" else part.config.weight
+    packed = config.packing == "best_fit" and part.samples is not None
+    return SourcePlan(
+        key=part.key,
+        corpus=part.source,
+        split=split_of(config, part.config) if part.documents is not None else "",
+        weight=weight,
+        max_epochs=part.config.max_epochs,
+        packed_samples=part.samples.num_samples if packed and part.samples else 0,
+    )
+
+
+def tokenizer_of_data(config: DataConfig) -> Tokenizer:
+    """The one tokenizer that all sources were built with.
+
+    Raises:
+        DataError: It is not told, or the sources were built with different ones.
+    """
+    files = [token_files(path)[0] for path in config.paths]  # a folder's are known to be of one tokenizer
+    first, *others = files
+    tokenizer = tokenizer_of(first, config.tokenizer)
+    for other in others:
+        theirs = tokenizer_of(other, config.tokenizer)
+        if theirs.fingerprint != tokenizer.fingerprint:
+            raise DataError(
+                f"was built with the tokenizer {theirs.fingerprint}, {first} with {tokenizer.fingerprint}",
+                where=other,
+                fix="Build one of them again with the other's tokenizer.",
+            )
+    return tokenizer

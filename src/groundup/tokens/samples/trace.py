@@ -1,0 +1,98 @@
+"""From a sample back to its documents: which they are, their tokens in it, and where they came from."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from groundup.tokens.files.flat_shards import FlatShards
+from groundup.tokens.files.indexed import IndexedDataset
+from groundup.tokens.files.indexed_parts import IndexedParts
+from groundup.tokens.files.origins import Origin, Origins, origins_path
+from groundup.tokens.files.source import TokenSource
+from groundup.tokens.samples.dataset import Samples
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """The part of a document that lies in a sample.
+
+    Attributes:
+        source: Holds the document.
+        document: Its number in the source.
+        begin: Its first token here, counted from the document's first.
+        end: Behind its last token here.
+        length: Tokens of the whole document.
+        ids: Its tokens here.
+        origin: Where the document came from; None when that is not recorded.
+    """
+
+    source: TokenSource
+    document: int
+    begin: int
+    end: int
+    length: int
+    ids: list[int]
+    origin: Origin | None
+
+
+def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list[Piece]:
+    """The documents of one sample, in their order in it.
+
+    Args:
+        samples: Of a split.
+        index: In the order of training: epoch x samples of an epoch + position.
+        ordered: Count in file order instead.
+
+    Raises:
+        DataError: The file of origins is damaged.
+    """
+    return [
+        piece
+        for span in samples.spans(index, ordered=ordered)
+        for piece in _pieces(span.source, span.begin, span.end)
+    ]
+
+
+def trace_document(source: TokenSource, document: int) -> Piece:
+    """One whole document.
+
+    Raises:
+        IndexError: There is no such document.
+    """
+    if not 0 <= document < source.num_documents:
+        raise IndexError(f"document {document} of {source.num_documents}")
+    begin, end = source.token_begin(document), source.token_begin(document + 1)
+    return next(_pieces(source, begin, end))
+
+
+def _pieces(source: TokenSource, begin: int, end: int) -> Iterator[Piece]:
+    """The documents among the tokens [begin, end) of a source."""
+    first, last = source.documents_at([begin, end - 1]).tolist()
+    for document in range(first, last + 1):
+        document_begin, document_end = source.token_begin(document), source.token_begin(document + 1)
+        here_begin, here_end = max(begin, document_begin), min(end, document_end)
+        if here_begin < here_end:
+            yield Piece(
+                source=source,
+                document=document,
+                begin=here_begin - document_begin,
+                end=here_end - document_begin,
+                length=document_end - document_begin,
+                ids=source.tokens[here_begin:here_end].tolist(),
+                origin=origin_of(source, document),
+            )
+
+
+def origin_of(source: TokenSource, document: int) -> Origin | None:
+    """Where a document came from; None when that is not recorded (Megatron-LM records nothing)."""
+    match source:
+        case IndexedDataset() if origins_path(source.prefix).is_file():
+            return Origins(source.prefix).origin(document)
+        case IndexedParts():
+            prefix, inside = source.part_of(document)
+            return Origins(prefix).origin(inside) if origins_path(prefix).is_file() else None
+        case FlatShards():
+            begin = source.token_begin(document)
+            number = int(source.tokens.parts_at([begin])[0])
+            inside = begin - source.tokens.begins[number]
+            return Origin(source=f"{source.shards[number].path}, token {inside:,}", line=0, url="")
+    return None

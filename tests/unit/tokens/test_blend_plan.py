@@ -1,0 +1,89 @@
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.samples.plan import SPLITS, samples_in
+from tests.unit.tokens.sources import ArraySource
+
+lengths_of = st.one_of(
+    st.just([3]),  # one document of three tokens
+    st.lists(st.integers(1, 40), min_size=1, max_size=25),
+)
+splits = (
+    st.lists(st.integers(0, 1000), min_size=1, max_size=3).filter(any).map(lambda s: ",".join(map(str, s)))
+)
+
+
+@st.composite
+def plans(draw) -> BlendPlan:
+    size = draw(st.integers(1, 4))
+    proportional = draw(st.booleans())
+    weights = [
+        None if proportional else draw(st.sampled_from([0.001, 0.3, 0.999, 1.0, 20.0])) for _ in range(size)
+    ]
+    if size > 1 and not proportional and draw(st.booleans()):
+        weights[0] = 0.0
+
+    def source(key: str, split: str, weight: float | None) -> SourcePlan:
+        lengths = draw(lengths_of)
+        return SourcePlan(
+            key=key,
+            corpus=ArraySource(range(sum(lengths)), lengths),
+            split=split,
+            weight=weight,
+            max_epochs=draw(st.integers(0, 4)) if split else 0,
+        )
+
+    return BlendPlan(
+        sources=tuple(source(f"data.sources.s{k}", draw(splits), weights[k]) for k in range(size)),
+        validation=(source("data.validation.v", "", None),) if draw(st.booleans()) else None,
+        sequence_length=draw(st.integers(1, 100)),
+        num_steps=draw(st.integers(1, 300)),
+        global_batch_size=draw(st.integers(1, 16)),
+        needs=("train", *draw(st.sets(st.sampled_from(SPLITS)))),
+    )
+
+
+@given(plan=plans())
+@settings(max_examples=500, deadline=None)
+def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: BlendPlan) -> None:
+    problem = find_mend(plan)
+    if problem is None:
+        _assert_possible(plan)
+        return
+    for change in problem.changes:
+        mended = plan.changed(change)
+        assert find_mend(mended) is None, (problem, change)
+        _assert_possible(mended)
+
+
+def _assert_possible(plan: BlendPlan) -> None:
+    """By counting, without the planner's own functions."""
+    asked = plan.num_steps * plan.global_batch_size
+    counts = plan.interleaving().counts(asked)
+    for source, count in zip(plan.used, counts, strict=True):
+        samples = samples_in(source.num_tokens("train"), plan.sequence_length)
+        assert samples > 0
+        if source.max_epochs:
+            assert count <= source.max_epochs * samples
+    for name in ("validation", "test"):
+        if name in plan.needs:
+            held_out = getattr(plan, name) or plan.used
+            assert any(samples_in(source.num_tokens(name), plan.sequence_length) for source in held_out)
+
+
+@given(plan=plans())
+@settings(max_examples=200, deadline=None)
+def test_only_more_text_mends_what_has_no_mend(plan: BlendPlan) -> None:
+    problem = find_mend(plan)
+    if problem is None or problem.changes:
+        return
+    # Even the shortest samples, without any bound on epochs, do not help.
+    easiest = dataclasses.replace(
+        plan,
+        sequence_length=1,
+        sources=tuple(dataclasses.replace(source, max_epochs=0) for source in plan.sources),
+    )
+    assert find_mend(easiest) is not None

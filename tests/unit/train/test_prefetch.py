@@ -1,0 +1,65 @@
+import threading
+
+import pytest
+import torch
+
+from groundup.core.errors import DataError
+from groundup.train.batches import Batch
+from groundup.train.prefetch import Prefetch
+
+CPU = torch.device("cpu")
+
+
+def a_batch(first: int, count: int) -> Batch:
+    tokens = torch.arange(first, first + count).unsqueeze(1)
+    return Batch(tokens_BT=tokens, targets_BT=tokens + 1)
+
+
+def prefetch(read, *, num_batches: int = 3) -> Prefetch:
+    return Prefetch(read, first_sample=10, num_batches=num_batches, batch_size=4, device=CPU)
+
+
+def test_batches_come_in_order_and_no_more_are_read_than_there_are() -> None:
+    read: list[tuple[int, int]] = []
+
+    def noting(first: int, count: int) -> Batch:
+        read.append((first, count))
+        return a_batch(first, count)
+
+    with prefetch(noting) as batches:
+        got = [batches.next_batch().tokens_BT[:, 0].tolist() for _ in range(3)]
+    assert got == [[10, 11, 12, 13], [14, 15, 16, 17], [18, 19, 20, 21]]
+    assert read == [(10, 4), (14, 4), (18, 4)]
+
+
+def test_one_batch_is_read_while_another_is_used() -> None:
+    second_is_read = threading.Event()
+
+    def read(first: int, count: int) -> Batch:
+        if first == 14:
+            second_is_read.set()
+        return a_batch(first, count)
+
+    with prefetch(read) as batches:
+        batches.next_batch()
+        assert second_is_read.wait(timeout=30)
+
+
+def test_what_goes_wrong_ahead_is_raised_when_its_turn_comes() -> None:
+    def read(first: int, count: int) -> Batch:
+        if first == 14:
+            raise DataError("broken")
+        return a_batch(first, count)
+
+    with prefetch(read) as batches:
+        batches.next_batch()
+        with pytest.raises(DataError, match="broken"):
+            batches.next_batch()
+
+
+def test_a_run_without_steps_reads_nothing() -> None:
+    def read(first: int, count: int) -> Batch:
+        raise AssertionError("nothing is to be read")
+
+    with prefetch(read, num_batches=0):
+        pass
