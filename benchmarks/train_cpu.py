@@ -11,13 +11,9 @@ one busy neighbour can make a step several times slower, so a run waits until th
 import argparse
 import dataclasses
 import datetime
-import importlib.metadata
 import importlib.resources
 import json
-import os
-import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,11 +22,11 @@ from typing import Any
 
 import torch
 from baselines.measurement import SHAPES, Shape
+from processes import describe_machine, run_process, wait_for_idle_cpu
 
 BENCHMARKS_DIR = Path(__file__).parent
 RESULTS_DIR = BENCHMARKS_DIR / "results"
 WARMUP_STEPS = 3
-TIMEOUT_SECONDS = 1800
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,38 +128,6 @@ def run_baseline(size: str, contender: Contender, *, num_steps: int) -> float:
     return float(json.loads(output.splitlines()[-1])["tokens_per_second"])
 
 
-def run_process(command: list[str]) -> str:
-    """Runs a command without the shell's allocator settings; returns its stdout, or stops with stderr."""
-    allocator = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "THP_MEM_ALLOC")
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(allocator)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment, check=False
-    )
-    if done.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
-def wait_for_idle_cpu(*, busy_limit: float = 0.1) -> None:
-    """Returns once other processes use less than ``busy_limit`` of the CPU for two seconds; Linux only."""
-    for _ in range(TIMEOUT_SECONDS // 2):
-        before = _cpu_ticks()
-        time.sleep(2)
-        busy, total = (after - earlier for after, earlier in zip(_cpu_ticks(), before, strict=True))
-        if busy < busy_limit * total:
-            return
-    sys.exit(f"other processes kept the CPU busy for {TIMEOUT_SECONDS} s: no fair measurement")
-
-
-def _cpu_ticks() -> tuple[int, int]:
-    """Busy and all ticks since boot; idle, waiting for the disk and stolen ones do not count as busy."""
-    user, nice, system, idle, iowait, irq, softirq, steal, *_ = (
-        int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    )
-    busy = user + nice + system + irq + softirq
-    return busy, busy + idle + iowait + steal
-
-
 def matmul_flops_per_second(dtype: torch.dtype, *, size: int = 2048, repeats: int = 9) -> float:
     """The machine's own rate: the best of some square matrix products."""
     left, right = torch.randn(size, size).to(dtype), torch.randn(size, size).to(dtype)
@@ -177,18 +141,9 @@ def matmul_flops_per_second(dtype: torch.dtype, *, size: int = 2048, repeats: in
 
 def machine() -> dict[str, Any]:
     """What the numbers were measured on."""
-    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
-    packages = ("torch", "transformers", "accelerate")
     return {
-        "cpu": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
+        **describe_machine("torch", "transformers", "accelerate"),
         "threads": torch.get_num_threads(),
-        "avx512_bf16": any("avx512_bf16" in line for line in cpu_lines),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": f"{platform.system()}, {' '.join(platform.libc_ver())}",
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in packages},
     }
 
 

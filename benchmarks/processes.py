@@ -1,0 +1,59 @@
+"""Contenders as processes, on a machine that does nothing else."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_SECONDS = 1800
+
+
+def run_process(command: list[str]) -> str:
+    """Runs a command without the shell's allocator settings; returns its stdout, or stops with stderr."""
+    allocator = ("LD_PRELOAD", "GLIBC_TUNABLES", "MALLOC_", "THP_MEM_ALLOC")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(allocator)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, env=environment, check=False
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def wait_for_idle_cpu(*, busy_limit: float = 0.1) -> None:
+    """Returns once other processes use less than ``busy_limit`` of the CPU for two seconds; Linux only."""
+    for _ in range(TIMEOUT_SECONDS // 2):
+        before = _cpu_ticks()
+        time.sleep(2)
+        busy, total = (after - earlier for after, earlier in zip(_cpu_ticks(), before, strict=True))
+        if busy < busy_limit * total:
+            return
+    sys.exit(f"other processes kept the CPU busy for {TIMEOUT_SECONDS} s: no fair measurement")
+
+
+def _cpu_ticks() -> tuple[int, int]:
+    """Busy and all ticks since boot; idle, waiting for the disk and stolen ones do not count as busy."""
+    user, nice, system, idle, iowait, irq, softirq, steal, *_ = (
+        int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    )
+    busy = user + nice + system + irq + softirq
+    return busy, busy + idle + iowait + steal
+
+
+def describe_machine(*packages: str) -> dict[str, Any]:
+    """The machine, and the versions of these packages."""
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in cpu_lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor(),
+        "cores": os.cpu_count(),
+        "avx512_bf16": any("avx512_bf16" in line for line in cpu_lines),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": f"{platform.system()}, {' '.join(platform.libc_ver())}",
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+    }
