@@ -1,5 +1,7 @@
 """``groundup`` and ``python -m groundup``."""
 
+import atexit
+import gc
 import sys
 
 _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard"}
@@ -8,6 +10,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard
 
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
+    atexit.register(gc.freeze)  # a last collection of what ends with the process anyway takes a while
     debug = "--debug" in sys.argv[1:]
     try:
         _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug=debug)

@@ -138,8 +138,8 @@ class ByteLevelBpe:
 
         The order stands for the merges, which follow from it (``merges.py``).
         """
-        rest = sorted(self.vocab.keys() - set(self.ranked))
-        ids = " ".join(map(str, map(self.vocab.__getitem__, (*self.ranked, *rest))))
+        rest = sorted(self.vocab.keys() - set(self.ranked)) if len(self.vocab) > len(self.ranked) else []
+        ids = np.array(list(map(self.vocab.__getitem__, (*self.ranked, *rest))), dtype="<u4").tobytes().hex()
         return fingerprint([self.pattern, "\n".join(self.ranked), "\n".join(rest), ids, dict(self.specials)])
 
 

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, byte_characters
@@ -23,7 +25,11 @@ def read_gpt2_files(vocab_file: Path, merge_file: Path) -> ByteLevelBpe:
     Raises:
         DataError: A file is missing or malformed, or the two do not belong together.
     """
-    entries: Any = read_json(vocab_file)
+    entries: Any
+    try:
+        entries = orjson.loads(vocab_file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        entries = read_json(vocab_file)  # says what is wrong, and on which line
     if not isinstance(entries, dict) or set(map(type, entries.values())) != {int}:
         raise DataError("is not a vocabulary: a JSON object of token: id", where=vocab_file)
     if len(set(entries.values())) != len(entries):
