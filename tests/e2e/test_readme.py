@@ -69,6 +69,9 @@ def test_every_command_runs(folder):
     assert by_verb["groundup generate run"].startswith("def hello_world():")
     assert "top-1 agreement" in by_verb["groundup convert run exported"]
     assert "# command line (optimizer.lr=4e-3)" in outputs[lines[-1]]
+    pytest.importorskip("transformers")
+    (code,) = blocks("python")  # of the folder that was just exported
+    assert run([sys.executable, "-c", code], folder).startswith("def hello_world():")
 
 
 def test_what_megatrons_users_type_prints_what_is_shown(megatron_folder):
@@ -77,12 +80,6 @@ def test_what_megatrons_users_type_prints_what_is_shown(megatron_folder):
         for line in run(["bash", "-c", command], megatron_folder).splitlines():
             if "inspect" not in command and "code.path" not in command:
                 assert line.strip() in shown, (command, line)
-
-
-def test_transformers_reads_the_export(folder):
-    pytest.importorskip("transformers")
-    (code,) = blocks("python")
-    assert run([sys.executable, "-c", code], folder).startswith("def hello_world():")
 
 
 def test_every_linked_file_is_there():
