@@ -601,7 +601,9 @@ from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizer import load_tokenizer
 source, prefix, tokenizer = map(Path, sys.argv[1:4])
 build_tokens([source], prefix, load_tokenizer(tokenizer), workers=int(sys.argv[4]))
-peaks = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+# Not RUSAGE_SELF: that begins at what the process that started this one had.
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+peaks = [int(status["VmHWM"].split()[0]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss]
 print(*(peak * 1024 for peak in peaks))
 """
 

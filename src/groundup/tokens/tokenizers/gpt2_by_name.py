@@ -12,7 +12,7 @@ from groundup.tokens.tokenizers.gpt2_files import NAMES
 
 VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
-GPT2_FINGERPRINT = "d3e102bcf5632a54"
+GPT2_FINGERPRINT = "0ace6e27e4cb9499"
 """That of the tokenizer that the two files make."""
 
 SOURCES = (
