@@ -2,7 +2,9 @@
 
 import atexit
 import gc
+import os
 import sys
+from types import TracebackType
 
 _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard"}
 """Module -> the extra of the package that installs it."""
@@ -11,6 +13,8 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
     atexit.register(gc.freeze)  # a last collection of what ends with the process anyway takes a while
+    if "GROUNDUP_FAILURES" in os.environ:  # as one of several ranks
+        sys.excepthook = _leave_to_launcher
     debug = "--debug" in sys.argv[1:]
     try:
         _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug=debug)
@@ -32,7 +36,8 @@ def _run(arguments: list[str], *, debug: bool) -> None:
     except GroundupError as error:
         if debug:
             raise
-        print(f"groundup: {error}", file=sys.stderr)
+        if not _recorded(error):
+            print(f"groundup: {error}", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
         if debug or error.name not in _EXTRAS:
@@ -43,6 +48,20 @@ def _run(arguments: list[str], *, debug: bool) -> None:
     except BrokenPipeError:  # the reader of our output has gone, as `head` does
         sys.stderr.close()
         sys.exit(0)
+
+
+def _leave_to_launcher(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An uncaught exception of a rank: the launcher shows the first of them all."""
+    if not _recorded(error):
+        sys.__excepthook__(kind, error, trace)
+
+
+def _recorded(error: BaseException) -> bool:
+    if "GROUNDUP_FAILURES" not in os.environ:  # so that no other command loads what it does not need
+        return False
+    from groundup.parallel.failures import record_failure
+
+    return record_failure(error)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from groundup.core.errors import CheckpointError
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.spec import dimensions_of
+from groundup.parallel.gather import whole
 
 
 def logical(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
@@ -25,8 +26,8 @@ def physical(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 def logical_weights(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    """All parameters under their names, a tied head once."""
-    return {name: logical(name, tensor.detach(), config) for name, tensor in model.named_parameters()}
+    """All parameters under their names, whole, a tied head once; all ranks must call this together."""
+    return {name: logical(name, whole(tensor.detach()), config) for name, tensor in model.named_parameters()}
 
 
 def load_weights(model: nn.Module, config: ModelConfig, weights: Mapping[str, Tensor], where: object) -> None:

@@ -58,7 +58,7 @@ def save(checkpoints_dir: Path, step: int, snapshot: Snapshot, tokenizer: Tokeni
     Raises:
         MachineError: The disk is full, before or while writing; older checkpoints stay intact.
     """
-    folder = checkpoints_dir / f"step_{step:07d}"
+    folder = folder_of(checkpoints_dir, step)
     temporary = checkpoints_dir / f".{folder.name}.tmp"
     _remove(temporary)
     tensors = (*snapshot.model.values(), *snapshot.optimizer.values())
@@ -93,6 +93,11 @@ def save(checkpoints_dir: Path, step: int, snapshot: Snapshot, tokenizer: Tokeni
         ) from error
     _point_latest(folder)
     return folder
+
+
+def folder_of(checkpoints_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return checkpoints_dir / f"step_{step:07d}"
 
 
 def load(folder: Path, *, device: torch.device) -> Snapshot:

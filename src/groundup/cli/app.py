@@ -18,6 +18,7 @@ _GROUPS = {
     "corpus": "Texts from many sources, cleaned and deduplicated.",
     "tokenizer": "Tokenizers: train, inspect, encode, decode.",
     "tokens": "Tokenized datasets in Megatron-LM's format.",
+    "verify": "Is my run right?",
 }
 
 
@@ -56,6 +57,7 @@ def build_app(*, listing: bool = False) -> App:
         "tokens plan": "tokens_plan:plan",
         "tokens trace": "tokens_plan:trace",
         "train": "train:train",
+        "verify parallel": "verify:parallel",
         "eval": "evaluate:evaluate",
         "convert": "convert:convert",
         "generate": "generate:generate",

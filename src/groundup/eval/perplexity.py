@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, linear
 from groundup.core.errors import DataError
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
+from groundup.parallel.gather import whole
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions
 from groundup.tokens.tokenizer import Tokenizer
@@ -153,7 +154,7 @@ def _evaluation(
 ) -> Evaluation:
     device = next(model.parameters()).device
     total_loss, num_tokens, num_bytes = 0.0, 0, 0
-    with evaluating(model), torch.inference_mode():
+    with evaluating(model), torch.no_grad():
         for batch in batches:
             total_loss += _summed_loss(model, config.vocab_size, batch, device)
             targets = batch.targets_BT[batch.targets_BT != PADDING]
@@ -209,7 +210,7 @@ def _summed_loss(model: Any, vocab_size: int, batch: Predictions, device: torch.
     )
     assert targets_BT is not None, "every batch has them"
     hidden_MD = model(tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT).flatten(0, 1)
-    head_VD = model.head.weight[:vocab_size]
+    head_VD = whole(model.head.weight)[:vocab_size]
     rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
     total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
     for hidden_CD, targets_C in zip(

@@ -213,7 +213,7 @@ class Engine:
                     fix="Use the model's own tokenizer.",
                 )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _steps(
         self,
         prompts: Sequence[Sequence[int]],

@@ -1,12 +1,14 @@
 """From a config to a run that is ready to train: device, precision, data, model, optimizer, last state."""
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from groundup.checkpoint import store
+from groundup.checkpoint.logical import load_weights
 from groundup.core.config import to_dict, to_yaml
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.files import atomic_write
@@ -15,12 +17,16 @@ from groundup.core.progress import human_count
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.models.initialise import initialise
+from groundup.parallel.apply import parallelize
+from groundup.parallel.launched import launched
+from groundup.parallel.layout import describe as describe_layout
+from groundup.parallel.layout import require_layout
+from groundup.parallel.team import Team, assemble
 from groundup.tokens.samples.dataset import Samples
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.tokens.samples.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.allocator import keep_freed_memory
-from groundup.train.compiling import compile_layers
 from groundup.train.config import TrainConfig
 from groundup.train.hardware import choose_device, describe
 from groundup.train.optim import build_optimizers
@@ -28,6 +34,7 @@ from groundup.train.precision import LossScaler, Precision, choose_precision
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"
+_CHECKPOINTS = "checkpoints"
 _MUST_MATCH = (
     "model",
     "data.split",
@@ -56,18 +63,21 @@ class Run:
     tokenizer: Tokenizer
     data_fingerprint: str
     state: TrainState
+    team: Team
 
     @property
     def checkpoints_dir(self) -> Path:
         """Where the run's checkpoints are."""
-        return self.config.run_dir / "checkpoints"
+        return self.config.run_dir / _CHECKPOINTS
 
     def save(self) -> Path:
-        """Saves the present state and removes what is older than is kept."""
-        snapshot = self.state.snapshot(self.config, self.data_fingerprint)
-        folder = store.save(self.checkpoints_dir, self.state.step, snapshot, self.tokenizer)
-        store.prune(self.checkpoints_dir, keep_last=self.config.checkpoint.keep_last)
-        return folder
+        """Saves the present state and removes what is older than is kept; all ranks do it together."""
+        snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.team)
+        if self.team.is_first:
+            store.save(self.checkpoints_dir, self.state.step, snapshot, self.tokenizer)
+            store.prune(self.checkpoints_dir, keep_last=self.config.checkpoint.keep_last)
+        self.team.wait()
+        return store.folder_of(self.checkpoints_dir, self.state.step)
 
 
 def build_run(config: TrainConfig) -> Run:
@@ -79,12 +89,24 @@ def build_run(config: TrainConfig) -> Run:
         ConfigError: The model's vocabulary is not the tokenizer's.
         CheckpointError: The run folder holds another run.
     """
-    device = choose_device(config.device)
+    rank = launched()
+    require_layout(
+        config.layout,
+        config.model,
+        sequence_length=config.data.sequence_length,
+        global_batch_size=config.global_batch_size,
+        micro_batch_size=config.micro_batch_size,
+        world_size=rank.world_size if rank else 1,
+    )
+    team = assemble(config.layout, rank, choose_device(config.device))
+    device = team.device
+    if not team.is_first:
+        logger.setLevel(logging.WARNING)  # one rank tells what all of them do
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed)
+    torch.manual_seed(config.seed + team.rank)  # of dropout: the weights have seeds of their own
 
     num_samples = config.num_steps * config.global_batch_size
     splits = open_splits(config.data, seed=config.seed, num_samples=num_samples)
@@ -104,7 +126,15 @@ def build_run(config: TrainConfig) -> Run:
             fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
         )
 
+    newest = store.newest_verified(config.run_dir / _CHECKPOINTS)
+    snapshot = store.load(newest, device=device) if newest else None
     model = build_model(config.model, device=device).train()
+    if snapshot:
+        _require_same_run(config, splits.fingerprint, snapshot, newest)
+        load_weights(model, config.model, snapshot.model, newest)
+    else:
+        initialise(model, config.model, seed=config.seed)
+    parallelize(model, team, compile=config.compile)
     state = TrainState(
         model=model,
         optimizers=build_optimizers(model, config.optimizer),
@@ -119,17 +149,17 @@ def build_run(config: TrainConfig) -> Run:
         tokenizer=tokenizer,
         data_fingerprint=splits.fingerprint,
         state=state,
+        team=team,
     )
-    newest = store.newest_verified(run.checkpoints_dir)
-    if newest:
-        _resume(run, newest)
-    else:
-        initialise(model, config.model, seed=config.seed)
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(config.run_dir / CONFIG_FILE) as file:
-        file.write(to_yaml(config).encode())
-    if config.compile:
-        compile_layers(model)
+    if snapshot:
+        state.restore(snapshot, config, team)
+        logger.info("continuing from %s", newest)
+    if team.is_first:
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_write(config.run_dir / CONFIG_FILE) as file:
+            file.write(to_yaml(config).encode())
+    if team.size > 1:
+        logger.info("%d ranks: %s", team.size, describe_layout(team.layout))
     logger.info(
         "%s with %s parameters on %s in %s; %d tokens a step, %s training tokens",
         config.model.kind,
@@ -145,11 +175,17 @@ def build_run(config: TrainConfig) -> Run:
     return run
 
 
-def _resume(run: Run, folder: Path) -> None:
-    snapshot = store.load(folder, device=run.device)
-    before, now = _flat(snapshot.about["config"]), _flat(to_dict(run.config))
+def _require_same_run(
+    config: TrainConfig, data_fingerprint: str, snapshot: store.Snapshot, where: object
+) -> None:
+    """Refuses to continue a checkpoint as what it was not; changes that are allowed are logged.
+
+    Raises:
+        CheckpointError: Naming the settings that differ.
+    """
+    before, now = _flat(snapshot.about["config"]), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    fixed_length = ("num_steps",) if run.config.data.order == "megatron" else ()
+    fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
     forbidden = [
         key
         for key in changed
@@ -159,20 +195,18 @@ def _resume(run: Run, folder: Path) -> None:
         differences = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in forbidden)
         raise CheckpointError(
             f"the run folder holds another run: {differences}",
-            where=folder,
+            where=where,
             fix="Name another run_dir, or restore the settings.",
         )
-    if snapshot.about["data"] != run.data_fingerprint:
+    if snapshot.about["data"] != data_fingerprint:
         raise CheckpointError(
             f"trained on other data ({snapshot.about['data']})"
-            f" than {', '.join(map(str, run.config.data.paths))} ({run.data_fingerprint})",
-            where=folder,
+            f" than {', '.join(map(str, config.data.paths))} ({data_fingerprint})",
+            where=where,
             fix="Restore the data, or name another run_dir.",
         )
     for key in changed:
         logger.info("since the checkpoint, %s changed from %s to %s", key, before.get(key), now.get(key))
-    run.state.restore(snapshot, run.config, folder)
-    logger.info("continuing from %s", folder)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, object]:

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from groundup.core.config import config
 from groundup.models import ModelConfig
+from groundup.parallel.layout import Layout
 from groundup.tokens.samples.data import DataConfig
 from groundup.train.optim import AdamW, Optimizer
 from groundup.train.precision import LossScaleConfig, PrecisionName
@@ -85,6 +86,7 @@ class TrainConfig:
         num_steps: Optimizer steps.
         micro_batch_size: Samples of one forward and backward pass.
         global_batch_size: Samples of one optimizer step; a multiple of the micro-batch.
+        layout: How the run is spread over ranks.
         optimizer: How gradients become updates.
         schedule: Learning rate after the warm-up.
         warmup: Length of the linear climb of the learning rate.
@@ -108,6 +110,7 @@ class TrainConfig:
     num_steps: Positive
     micro_batch_size: Positive = 8
     global_batch_size: Positive = 8
+    layout: Layout = Layout()
     optimizer: Optimizer = AdamW()
     schedule: LrSchedule = Cosine()
     warmup: Warmup = Steps()
@@ -136,6 +139,8 @@ class TrainConfig:
                 f"data.sequence_length {self.data.sequence_length} is longer than"
                 f" model.max_sequence_length {self.model.max_sequence_length}"
             )
+        if self.sample.interval and self.layout.tp > 1:
+            raise ValueError("sample.interval needs layout.tp 1: generation is not tensor-parallel yet")
         if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
             raise ValueError(
                 f"the warm-up takes {self.warmup_steps:g} of the schedule's {self.horizon_steps} steps;"

@@ -9,6 +9,8 @@ import torch
 from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 from groundup.models.count import training_flops_per_token
+from groundup.parallel.failures import progress_note
+from groundup.parallel.sharding import left_sharded
 from groundup.tokens.samples.dataset import Samples
 from groundup.train.batches import read_batch
 from groundup.train.build import Run, build_run
@@ -75,8 +77,11 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
         GroundupError: See ``build_run`` and ``train_step``.
     """
     run = build_run(config)
-    state = run.state
-    metrics = Metrics(config.run_dir, from_step=state.step, tensorboard=config.log.tensorboard)
+    state, team = run.state, run.team
+    metrics = Metrics(
+        config.run_dir, from_step=state.step, tensorboard=config.log.tensorboard, mute=not team.is_first
+    )
+    share = config.global_batch_size // team.dp  # samples of a step that fall to this rank
     report = _Report(run, metrics)
     batches = Prefetch(
         functools.partial(
@@ -85,30 +90,34 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
             vocab_size=config.model.vocab_size,
             mask_documents=config.data.mask_documents,
         ),
-        first_sample=state.samples,
+        first_sample=state.samples + team.dp_rank * share,
         num_batches=config.num_steps - state.step,
-        batch_size=config.global_batch_size,
+        batch_size=share,
+        stride=config.global_batch_size,
         device=run.device,
     )
 
     with Interruption() as interruption, batches:
         while state.step < config.num_steps:
-            result = train_step(state, batches.next_batch(), config, run.precision)
+            progress_note(state.step + 1, "training")
+            result = train_step(state, batches.next_batch(), config, run.precision, team)
             report.add(result)
 
             last = state.step == config.num_steps
             if last or state.step % config.log.interval == 0:
                 report.flush()
-            with report.stopwatch:
+            progress_note(state.step, "validating, sampling, saving")
+            with report.stopwatch, left_sharded(state.model):
                 if _due(state.step, config.validation.interval) and run.splits.validation and not last:
                     _validate(run, metrics, evaluate, "validation", config.validation.num_batches)
                 if _due(state.step, config.sample.interval):
                     text = complete(run)
                     logger.info("step %d: %s%s", state.step, config.sample.prompt, text)
                     metrics.record("sample", state.step, text=config.sample.prompt + text)
-                if last or interruption.requested or _due(state.step, config.checkpoint.interval):
+                stopping = team.any(interruption.requested)
+                if last or stopping or _due(state.step, config.checkpoint.interval):
                     logger.info("saved %s", run.save())
-            if interruption.requested and not last:
+            if stopping and not last:
                 raise Interrupted(
                     f"stopped after step {state.step}, which is saved",
                     fix="The same command continues from there.",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 IGNORE = -1
 """Target id of a position that has no target."""
@@ -18,7 +19,15 @@ _SOFTMAX_LOGITS = 1 << 21
 """Logits that a CPU turns into probabilities at once: few enough for its caches."""
 
 
-def linear_cross_entropy(hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, *, vocab_size: int) -> Tensor:
+def linear_cross_entropy(
+    hidden_MD: Tensor,
+    head_VD: Tensor,
+    targets_M: Tensor,
+    *,
+    vocab_size: int,
+    group: ProcessGroup | None = None,
+    vocab_begin: int = 0,
+) -> Tensor:
     """Sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
 
     The sum, not the mean: divided by the global number of targets it makes accumulation, data
@@ -30,19 +39,33 @@ def linear_cross_entropy(hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, 
         hidden_MD: Final hidden states [M, D].
         head_VD: Weight of the output head [V, D], V >= vocab_size.
         targets_M: Target ids [M]; ``IGNORE`` adds nothing.
-        vocab_size: True vocabulary.
+        vocab_size: True vocabulary, of all ranks together.
+        group: The ranks among which the head's rows are divided; ``head_VD`` is this rank's part of them,
+            the other arguments are the same on all. Every rank then gets the whole loss, the gradient of
+            its rows, and its part of the hidden states' gradient: the sum over the group is the whole.
+            Per chunk they exchange three numbers a token, never logits.
+        vocab_begin: Id of the first row of ``head_VD``.
     """
     device = hidden_MD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
     with torch.autocast(device, enabled=False):
-        loss: Tensor = _LinearCrossEntropy.apply(hidden_MD, head_VD, targets_M, vocab_size, dtype)
+        loss: Tensor = _LinearCrossEntropy.apply(
+            hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin
+        )
     return loss
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_MD: Tensor, head_VD: Tensor, targets_M: Tensor, vocab_size: int, dtype: torch.dtype
+        ctx: Any,
+        hidden_MD: Tensor,
+        head_VD: Tensor,
+        targets_M: Tensor,
+        vocab_size: int,
+        dtype: torch.dtype,
+        group: ProcessGroup | None,
+        vocab_begin: int,
     ) -> Tensor:
         with_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         head = head_VD.to(dtype)
@@ -52,7 +75,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for rows_CD, targets_C in zip(hidden_MD.split(_ROWS), targets_M.split(_ROWS), strict=True):
             rows_CD = rows_CD.to(dtype)
             logits_CV = rows_CD @ head.T
-            loss += _softmax_in_place(logits_CV, targets_C, vocab_size)
+            if group is None:
+                loss += _softmax_in_place(logits_CV, targets_C, vocab_size)
+            else:
+                loss += _shared_softmax_in_place(logits_CV, targets_C, vocab_size, group, vocab_begin)
             if with_gradients:  # logits_CV now holds d loss / d logits
                 hidden_gradients.append(logits_CV @ head)
                 part_VD = (logits_CV.T @ rows_CD).to(head_VD.dtype)
@@ -64,9 +90,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), None, None, None
+        nones = (None,) * 5
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *nones
 
 
 def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> Tensor:
@@ -85,6 +112,31 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> 
         if not on_cpu or not valid_C1.all():
             softmax_CV.mul_(valid_C1)
         logits_CV.copy_(softmax_CV)
+    return loss
+
+
+def _shared_softmax_in_place(
+    logits_CV: Tensor, targets_C: Tensor, vocab_size: int, group: ProcessGroup, vocab_begin: int
+) -> Tensor:
+    """``_softmax_in_place`` where each rank of a group has the logits of ids from ``vocab_begin`` on."""
+    logits_CV[:, max(vocab_size - vocab_begin, 0) :] = -torch.inf
+    softmax_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32), copy=True)
+    max_C1 = softmax_CV.amax(1, keepdim=True)
+    all_reduce(max_C1, ReduceOp.MAX, group=group)
+    softmax_CV.sub_(max_C1)
+    rows_C1 = (targets_C - vocab_begin).unsqueeze(1)
+    here_C1 = (targets_C != IGNORE).unsqueeze(1) & (rows_C1 >= 0) & (rows_C1 < logits_CV.shape[1])
+    rows_C1 = rows_C1.clamp(0, logits_CV.shape[1] - 1)
+    target_C1 = softmax_CV.gather(1, rows_C1).where(here_C1, 0.0)
+    softmax_CV.exp_()
+    sums_2C1 = torch.stack((softmax_CV.sum(1, keepdim=True), target_C1))
+    all_reduce(sums_2C1, group=group)
+    sum_C1, target_C1 = sums_2C1
+    valid_C1 = (targets_C != IGNORE).unsqueeze(1)
+    softmax_CV.mul_(valid_C1 / sum_C1)
+    softmax_CV.scatter_add_(1, rows_C1, -here_C1.to(softmax_CV.dtype))
+    logits_CV.copy_(softmax_CV)
+    loss: Tensor = (sum_C1.log() - target_C1).where(valid_C1, 0.0).sum()
     return loss
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import orjson
 
@@ -29,16 +29,20 @@ class Metrics:
         run_dir: The run folder.
         from_step: Records of later steps are dropped: they belong to an attempt that was not saved.
         tensorboard: Whether to write TensorBoard events too.
+        mute: Write nothing: another rank does.
     """
 
-    def __init__(self, run_dir: Path, *, from_step: int, tensorboard: bool) -> None:
+    def __init__(self, run_dir: Path, *, from_step: int, tensorboard: bool, mute: bool = False) -> None:
+        self._file: IO[bytes] | None = None
+        self._sinks: list[Sink] = []
+        if mute:
+            return
         path = run_dir / METRICS_FILE
         if path.exists():
             kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= from_step]
             with atomic_write(path) as file:
                 file.writelines(line + b"\n" for line in kept)
         self._file = path.open("ab", buffering=0)
-        self._sinks: list[Sink] = []
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -46,6 +50,8 @@ class Metrics:
 
     def record(self, kind: str, step: int, **values: Any) -> None:
         """Writes one record."""
+        if self._file is None:
+            return
         self._file.write(orjson.dumps({"kind": kind, "step": step, **values}) + b"\n")
         for sink in self._sinks:
             for name, value in values.items():

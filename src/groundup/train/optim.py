@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from groundup.core.config import ByKind, config
 from groundup.core.errors import CheckpointError
+from groundup.parallel.gather import placed_like
 
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -132,7 +133,7 @@ class Optimizers:
                 for parameter in group["params"]:
                     entries = by_parameter.get(self._names[parameter], {})
                     part.state[parameter] = {
-                        entry: value.to(parameter.device) for entry, value in entries.items()
+                        entry: placed_like(value, parameter) for entry, value in entries.items()
                     }
 
     def _groups(self) -> Iterator[dict[str, Any]]:

@@ -21,6 +21,7 @@ class Prefetch:
         first_sample: Index of the first sample of the first batch.
         num_batches: How many batches there are.
         batch_size: Samples of a batch.
+        stride: From the first sample of a batch to that of the next, those of other ranks between.
         device: Where batches go.
     """
 
@@ -31,11 +32,13 @@ class Prefetch:
         first_sample: int,
         num_batches: int,
         batch_size: int,
+        stride: int,
         device: torch.device,
     ) -> None:
         self._read = read
         self._next_sample = first_sample
-        self._end_sample = first_sample + num_batches * batch_size
+        self._end_sample = first_sample + num_batches * stride
+        self._stride = stride
         self._batch_size = batch_size
         self._device = device
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groundup-batches")
@@ -66,7 +69,7 @@ class Prefetch:
         self._ahead = None
         if self._next_sample < self._end_sample:
             self._ahead = self._reader.submit(self._make, self._next_sample)
-            self._next_sample += self._batch_size
+            self._next_sample += self._stride
 
     def _make(self, first_sample: int) -> Batch:
         batch = self._read(first_sample, self._batch_size)

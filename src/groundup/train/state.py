@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.logical import load_weights, logical, logical_weights, physical
+from groundup.checkpoint.logical import logical, logical_weights, physical
 from groundup.checkpoint.store import Snapshot
 from groundup.core.config import to_dict
 from groundup.models import Model
+from groundup.parallel.gather import whole
+from groundup.parallel.team import Team
 from groundup.train.config import TrainConfig
 from groundup.train.optim import Optimizers
 from groundup.train.precision import LossScaler
@@ -27,11 +29,16 @@ class TrainState:
     tokens: int = 0
     skipped_steps: int = 0
 
-    def snapshot(self, config: TrainConfig, data_fingerprint: str) -> Snapshot:
-        """What a checkpoint of this moment holds."""
-        random = {"cpu": torch.get_rng_state()}
+    def snapshot(self, config: TrainConfig, data_fingerprint: str, team: Team) -> Snapshot:
+        """What a checkpoint of this moment holds; all ranks make it together."""
+        mine = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_initialized():
-            random["cuda"] = torch.cuda.get_rng_state()
+            mine["cuda"] = torch.cuda.get_rng_state()
+        random = {
+            f"{name}/{rank}": state
+            for rank, theirs in enumerate(team.gather(mine))
+            for name, state in theirs.items()
+        }
         counts: dict[str, Any] = {
             "step": self.step,
             "samples": self.samples,
@@ -43,20 +50,20 @@ class TrainState:
         return Snapshot(
             model=logical_weights(self.model, config.model),
             optimizer={
-                key: _logical_entry(key, tensor, config) for key, tensor in self.optimizers.state().items()
+                key: _logical_entry(key, whole(tensor), config)
+                for key, tensor in self.optimizers.state().items()
             },
             random=random,
             state=counts,
             about={"config": to_dict(config), "data": data_fingerprint},
         )
 
-    def restore(self, snapshot: Snapshot, config: TrainConfig, where: object) -> None:
-        """Continues exactly where a checkpoint was taken.
+    def restore(self, snapshot: Snapshot, config: TrainConfig, team: Team) -> None:
+        """Continues exactly where a checkpoint was taken; the model has its weights already.
 
         Raises:
-            CheckpointError: The checkpoint is of another model or optimizer.
+            CheckpointError: The checkpoint is of another optimizer.
         """
-        load_weights(self.model, config.model, snapshot.model, where)
         self.optimizers.load(
             {key: _physical_entry(key, tensor, config) for key, tensor in snapshot.optimizer.items()}
         )
@@ -65,9 +72,11 @@ class TrainState:
         self.skipped_steps = counts["skipped_steps"]
         if self.scaler and "loss_scale" in counts:
             self.scaler.load(counts["loss_scale"])
-        torch.set_rng_state(snapshot.random["cpu"])
-        if "cuda" in snapshot.random and torch.cuda.is_available():
-            torch.cuda.set_rng_state(snapshot.random["cuda"])
+        # A rank that there was not keeps the state of its seed.
+        if f"cpu/{team.rank}" in snapshot.random:
+            torch.set_rng_state(snapshot.random[f"cpu/{team.rank}"])
+        if f"cuda/{team.rank}" in snapshot.random and torch.cuda.is_available():
+            torch.cuda.set_rng_state(snapshot.random[f"cuda/{team.rank}"])
 
 
 def _logical_entry(key: str, tensor: Tensor, config: TrainConfig) -> Tensor:

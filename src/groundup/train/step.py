@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import TrainingError
+from groundup.parallel.norm import total_norm
+from groundup.parallel.sharding import synchronise_gradients
+from groundup.parallel.team import Team
+from groundup.parallel.tensor import finish_gradients, vocabulary_shard
 from groundup.train.batches import Batch
 from groundup.train.config import TrainConfig
 from groundup.train.loss import linear_cross_entropy
@@ -26,19 +30,25 @@ class StepResult:
     skipped: bool
 
 
-def train_step(state: TrainState, batch: Batch, config: TrainConfig, precision: Precision) -> StepResult:
-    """Forward and backward over the micro-batches of a global batch, then one update.
+def train_step(
+    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, team: Team
+) -> StepResult:
+    """Forward and backward over the micro-batches of this rank's share of a global batch, then one update.
 
     Raises:
         TrainingError: Gradients are not finite, and not for a loss scale that could be lowered.
     """
-    num_targets = batch.num_targets
+    num_targets = int(team.sum(torch.tensor(batch.num_targets, device=precision.device)))
     scale = state.scaler.scale if state.scaler else 1.0
     total = torch.zeros((), device=precision.device)
-    for micro_batch in batch.split(config.micro_batch_size):
+    micro_batches = list(batch.split(config.micro_batch_size))
+    for number, micro_batch in enumerate(micro_batches, start=1):
+        synchronise_gradients(state.model, team.layout, is_last=number == len(micro_batches))
         loss_sum = forward_loss(state, micro_batch, config, precision)
-        (loss_sum * (scale / num_targets)).backward()
+        (loss_sum * (scale * team.dp / num_targets)).backward()  # what ranks have is averaged over dp
         total += loss_sum.detach()
+    team.sum(total)
+    finish_gradients(state.model)
 
     parameters = [parameter for parameter in state.model.parameters() if parameter.grad is not None]
     grad_norm = _unscale_and_clip(parameters, scale, config.clip_grad_norm)
@@ -48,7 +58,7 @@ def train_step(state: TrainState, batch: Batch, config: TrainConfig, precision: 
             f"the gradient norm is {grad_norm} at loss scale {scale:g}"
             f" (loss {float(total / num_targets):.4g})",
             where=f"step {state.step + 1}, samples {state.samples} to"
-            f" {state.samples + len(batch.tokens_BT) - 1}",
+            f" {state.samples + config.global_batch_size - 1}",
             fix="Lower optimizer.lr, lengthen the warm-up or set precision=fp32;"
             " the last checkpoint is intact.",
         )
@@ -67,7 +77,7 @@ def train_step(state: TrainState, batch: Batch, config: TrainConfig, precision: 
         state.scaler.update(overflow=not finite)
     state.skipped_steps += not finite
     state.step += 1
-    state.samples += len(batch.tokens_BT)
+    state.samples += config.global_batch_size
     state.tokens += num_targets
     return StepResult(total / num_targets, grad_norm, state.optimizers.lr, skipped=not finite)
 
@@ -78,18 +88,21 @@ def forward_loss(state: TrainState, batch: Batch, config: TrainConfig, precision
         hidden_BTD = state.model(
             batch.tokens_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT
         )
+        head = vocabulary_shard(state.model.head.weight)
         return linear_cross_entropy(
             hidden_BTD.flatten(0, 1),
-            state.model.head.weight,
+            head.rows_VD,
             batch.targets_BT.flatten(),
             vocab_size=config.model.vocab_size,
+            group=head.group,
+            vocab_begin=head.vocab_begin,
         )
 
 
 def _unscale_and_clip(parameters: Sequence[Tensor], scale: float, max_norm: float) -> float:
     """Divides gradients by the loss scale and clips their global norm; returns the norm before clipping."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = float(torch.nn.utils.get_total_norm(gradients)) / scale
+    norm = total_norm(gradients) / scale
     ratio = 1.0 / scale
     if max_norm > 0 and norm > max_norm:
         ratio *= max_norm / (norm + 1e-6)

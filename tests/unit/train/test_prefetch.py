@@ -16,7 +16,7 @@ def a_batch(first: int, count: int) -> Batch:
 
 
 def prefetch(read, *, num_batches: int = 3) -> Prefetch:
-    return Prefetch(read, first_sample=10, num_batches=num_batches, batch_size=4, device=CPU)
+    return Prefetch(read, first_sample=10, num_batches=num_batches, batch_size=4, stride=4, device=CPU)
 
 
 def test_batches_come_in_order_and_no_more_are_read_than_there_are() -> None:

@@ -1,0 +1,275 @@
+"""Starts the ranks of a run on this machine, and says which failed first."""
+
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from groundup.core.log import logger
+from groundup.core.processes import number_of_workers
+from groundup.parallel import failures
+from groundup.parallel.failure_report import count_oom_kills, describe_failure, evidence
+from groundup.parallel.failures import FOLDER_VARIABLE, Failure
+from groundup.parallel.launched import Rank, launched, nodes_of_job
+
+__all__ = ["Rank", "launched", "run_ranks"]
+
+_GROUNDUP = (sys.executable, "-m", "groundup")
+_LOOK_SECONDS = 0.2
+# A failure ends all ranks within their sum, 8.5 s at most.
+_SETTLE_SECONDS = 0.5  # after a failure: for what failed a moment before it and was noticed later
+_PATIENCE_SECONDS = 3.0  # after the loss of a peer: for the peer's own failure
+_TERM_SECONDS = 5.0  # between asking a rank to end and killing it
+_STOP_SECONDS = 30.0  # when asked to stop: between the first rank's end and that of the last
+_PR_SET_PDEATHSIG = 1
+_OUTPUT_BYTES = 16_384
+
+
+def run_ranks(
+    world_size: int,
+    arguments: Sequence[str],
+    *,
+    command: Sequence[str] = _GROUNDUP,
+    folder: Path | None = None,
+) -> int:
+    """Runs ``command arguments`` as several ranks on this machine, until all have ended.
+
+    Rank 0 writes to this terminal, the others to ``rank-N.log``. When one fails, the others end within 10
+    seconds, and the last words on stderr are the failure that came first. SIGINT, SIGTERM and SIGHUP are
+    passed on once, so that the ranks save and end; the second kills them. On Linux no rank outlives this
+    process. Call it from the main thread.
+
+    Args:
+        world_size: Number of ranks.
+        arguments: Of each.
+        command: What is run.
+        folder: For the ranks' output and failures, kept after a failure; a temporary one by default.
+
+    Returns:
+        0 where all ranks ended well; that of the first failure (128 + number of a signal); or 128 + number
+        of the signal that stopped them.
+    """
+    if nodes_of_job() > 1:
+        logger.warning(
+            "this Slurm job has %d nodes, and all %d ranks start on this one: `srun %s` would use all",
+            nodes_of_job(),
+            world_size,
+            " ".join(("groundup", *arguments)),
+        )
+    with contextlib.ExitStack() as stack:
+        if folder is None:
+            folder = Path(tempfile.mkdtemp(prefix="groundup-ranks-"))
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.callback(_remove_when_empty, folder)
+        failures.clear(folder)
+        ranks = _Ranks(folder)
+        stack.enter_context(_signals_to(ranks.ask))
+        stack.callback(ranks.kill)  # whatever goes wrong here
+        ranks.start(world_size, (*command, *arguments))
+        ranks.wait()
+        code, failed = ranks.report()
+        if not failed:
+            failures.clear(folder)
+    return code
+
+
+class _Ranks:
+    """The processes, what is known of their ends, and what is being done about it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.ends: dict[int, tuple[int, float]] = {}  # rank -> exit code, Unix time
+        self.asked: int | None = None  # the signal that we were sent
+        self._ending_since: float | None = None  # Unix time at which we told the ranks to end
+        self._first_seen: dict[str, float] = {}
+        self._seen: queue.Queue[tuple[int, int, float]] = queue.Queue()
+        self._oom_kills = count_oom_kills()
+
+    def start(self, world_size: int, command: Sequence[str]) -> None:
+        threads = max(1, number_of_workers(None) // world_size)
+        port = _free_port()
+        die_with_us = _death_wish()
+        for number in range(world_size):
+            rank = Rank(number, number, world_size, world_size, "127.0.0.1", port)
+            environment = {
+                "OMP_NUM_THREADS": str(threads),
+                "PYTHONFAULTHANDLER": "1",  # a crash in native code leaves a stack
+                "PYTHONUNBUFFERED": "1",  # a killed rank leaves its last words
+                **os.environ,
+                **rank.environment(),
+                FOLDER_VARIABLE: str(self.folder.absolute()),
+            }
+            with contextlib.ExitStack() as stack:
+                out = stack.enter_context(self._log(number).open("wb")) if number else None
+                process = subprocess.Popen(  # noqa: S603  # the user's own command
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=out,
+                    start_new_session=True,  # Ctrl-C reaches us alone
+                    preexec_fn=die_with_us,  # no thread of ours is running yet
+                )
+            self.processes.append(process)
+            if self.asked is not None:  # meanwhile
+                process.send_signal(self.asked)
+        for number, process in enumerate(self.processes):
+            threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
+
+    def wait(self) -> None:
+        """Until all have ended; those that are left when one has failed are ended."""
+        while len(self.ends) < len(self.processes):
+            with contextlib.suppress(queue.Empty):
+                number, code, seen = self._seen.get(timeout=_LOOK_SECONDS)
+                self.ends[number] = code, seen
+            if self._ending_since is None and self._must_end():
+                self._ending_since = time.time()
+                self._signal_all(signal.SIGTERM)
+            elif self._ending_since is not None and time.time() - self._ending_since > _TERM_SECONDS:
+                self.kill()
+
+    def ask(self, number: int) -> None:
+        """Passes a signal on to all ranks; the second time, kills them."""
+        if self.asked is not None:
+            self._ending_since = self._ending_since or time.time()
+            self.kill()
+            return
+        self.asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        self._signal_all(self.asked)
+
+    def kill(self) -> None:
+        """Ends what is left, with all processes that it started."""
+        for process in self.processes:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def report(self) -> tuple[int, bool]:
+        """Says what failed first; returns the exit code of it all, and whether anything failed."""
+        failure = self._first_failure()
+        codes = [code for code, _ in self.ends.values() if code]
+        if failure is None:
+            if self.asked is not None and codes:
+                return 128 + self.asked, False
+            return max(abs(code) for code in codes) if codes else 0, False
+        log = self._log(failure.rank) if failure.rank else None
+        sys.stderr.write(evidence(failure, self._output(failure.rank)))
+        oom_kills = count_oom_kills() - self._oom_kills
+        sys.stderr.write(describe_failure(failure, log=log, oom_kills=oom_kills) + "\n")
+        sys.stderr.flush()
+        code = self.ends[failure.rank][0]
+        return 128 - code if code < 0 else code or 1, True
+
+    def _must_end(self) -> bool:
+        """Whether a rank has failed, and what may have caused it has had time to show."""
+        now = time.monotonic()
+        failure = self._first_failure()
+        if failure:
+            lost = failure.follows_another
+            since = self._first_seen.setdefault("loss" if lost else "failure", now)
+            return now - since >= (_PATIENCE_SECONDS if lost else _SETTLE_SECONDS)
+        codes = [code for code, _ in self.ends.values() if code]
+        if codes:  # asked to stop, and not all have followed
+            at_once = self.asked is not None and not {-self.asked, 128 + self.asked}.isdisjoint(codes)
+            since = self._first_seen.setdefault("stop", now)
+            return now - since >= (_PATIENCE_SECONDS if at_once else _STOP_SECONDS)
+        return False
+
+    def _first_failure(self) -> Failure | None:
+        """Of what happened before we began to end the ranks."""
+        found = []
+        for number in range(len(self.processes)):
+            failure = failures.read_record(self.folder, number) or self._failure_of_end(number)
+            if failure and failure.time <= (self._ending_since or failure.time):
+                found.append(failure)
+        first = failures.first_failure(found)
+        if first and first.follows_another:
+            if self.asked is not None:  # ranks that stop at once are lost to the others
+                return None
+            left = [(seen, number) for number, (code, seen) in self.ends.items() if code == 0]
+            if left and min(left)[0] < first.time + _SETTLE_SECONDS:
+                seen, number = min(left)
+                return failures.failure_of_exit(self.folder, number, 0, seen, "")
+        return first
+
+    def _failure_of_end(self, number: int) -> Failure | None:
+        code, seen = self.ends.get(number, (0, 0.0))
+        if code == 0:
+            return None
+        if self.asked is not None and code in (-self.asked, 128 + self.asked):
+            return None
+        return failures.failure_of_exit(self.folder, number, code, seen, self._output(number))
+
+    def _output(self, number: int) -> str:
+        """The end of what a rank wrote; empty for rank 0, which writes to the terminal."""
+        if number == 0:
+            return ""
+        with self._log(number).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
+            return file.read().decode(errors="replace")
+
+    def _log(self, number: int) -> Path:
+        return self.folder / f"rank-{number}.log"
+
+    def _signal_all(self, number: int) -> None:
+        for process in self.processes:
+            process.send_signal(number)  # nothing where it has ended
+
+    def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        self._seen.put((number, code, time.time()))
+
+
+@contextlib.contextmanager
+def _signals_to(ask: Callable[[int], None]) -> Iterator[None]:
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        ask(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
+        del before[signal.SIGHUP]
+    for number in before:
+        signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _death_wish() -> Callable[[], None] | None:
+    """What a new process does to be killed when we end, however we end; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    set_option = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def wish() -> None:
+        set_option(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # too late
+            os._exit(1)
+
+    return wish
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _remove_when_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()

@@ -1,0 +1,43 @@
+"""The global norm of gradients, however they are spread: exact enough that layouts agree, and clip alike."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import all_reduce
+from torch.distributed.tensor import DTensor
+
+_PIECE = 1 << 16
+
+
+def total_norm(gradients: Sequence[Tensor]) -> float:
+    """The 2-norm of all gradients together; all ranks must call this together.
+
+    Squares are summed in fp64 over pieces: on a CPU PyTorch's norm of a whole fp32 tensor loses 1e-5 of a
+    million numbers, and 3e-3 of 38 million (GPT-2's embedding).
+
+    Args:
+        gradients: Whole, or spread as DTensors without open sums.
+    """
+    alike: dict[tuple[Any, ...], list[Tensor]] = {}
+    for gradient in gradients:
+        mesh, placements = getattr(gradient, "device_mesh", None), getattr(gradient, "placements", ())
+        sharded = tuple(axis for axis, placement in enumerate(placements) if not placement.is_replicate())
+        local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+        alike.setdefault((mesh, sharded), []).append(local)
+    total = 0.0
+    for (mesh, sharded), tensors in alike.items():
+        squares = _sum_of_squares(tensors)
+        for axis in sharded:
+            all_reduce(squares, group=mesh.get_group(axis))
+        total += float(squares)
+    return math.sqrt(total) if total >= 0 else math.nan
+
+
+def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
+    """In fp64, of norms of pieces in fp32."""
+    on_cpu = tensors[0].device.type == "cpu"
+    pieces = [piece for tensor in tensors for piece in tensor.flatten().split(_PIECE)] if on_cpu else tensors
+    return torch.stack(torch._foreach_norm(list(pieces))).double().square().sum()

@@ -1,0 +1,1 @@
+"""Is my run right? Measured deviations, and the range in which they are accepted."""

@@ -1,0 +1,165 @@
+"""Does a run train the same model under every layout? A few steps of each, against one process."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import orjson
+
+from groundup.core.config import to_yaml
+from groundup.core.errors import ConfigError, TrainingError
+from groundup.models import ModelConfig
+from groundup.parallel.layout import Layout
+from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
+from groundup.train.optim import Sgd
+from groundup.train.schedules.constant import Constant
+from groundup.train.schedules.warmup import Steps
+
+ALLOWED = 1e-5
+"""Largest relative difference of a step's loss or gradient norm, in fp32."""
+
+_DEGREE = re.compile(r"(dp|tp|zero|shard)(\d+)")
+_SHRUNK_LAYERS, _SHRUNK_HEAD, _SHRUNK_LENGTH = 2, 8, 64
+
+Curve = dict[int, tuple[float, float]]
+"""Step -> loss and gradient norm."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """How far a layout's steps are from those of one process, relative and at most.
+
+    Attributes:
+        layout: As the user named it.
+        loss: Of the loss.
+        grad_norm: Of the gradient norm before clipping.
+        error: Why it could not be measured; empty when it was.
+    """
+
+    layout: str
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    error: str = ""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is within what is allowed."""
+        return not self.error and max(self.loss, self.grad_norm) <= ALLOWED
+
+
+def parse_layout(name: str) -> Layout:
+    """The layout that a name like "dp2-tp2-zero3" means.
+
+    Raises:
+        ConfigError: It is of another form.
+    """
+    found = [match for part in name.split("-") if (match := _DEGREE.fullmatch(part))]
+    degrees = {match[1]: int(match[2]) for match in found}
+    if len(degrees) != len(name.split("-")):
+        raise ConfigError(
+            f"{name!r} is no layout", where="--layouts", fix="Write e.g. dp2, tp2 or dp2-tp2-zero3."
+        )
+    if degrees.get("zero", 0) > 3:
+        raise ConfigError(f"{name!r}: zero is 0 to 3", where="--layouts")
+    return Layout(**{"dp": 1, **degrees})  # type: ignore[arg-type]  # zero was checked
+
+
+def witness(
+    config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int, shrink: bool
+) -> TrainConfig:
+    """The same run made comparable: a few steps in fp32 by plain SGD, without dropout.
+
+    SGD, since Adam divides by the size of gradients and so hides a wrong one.
+
+    Args:
+        config: The user's.
+        folder: The run folder of the copy.
+        layout: Of the copy.
+        num_steps: Of the copy.
+        shrink: Two layers, heads of width 8 and at most 64 tokens, all else as it is.
+    """
+    model: ModelConfig = dataclasses.replace(config.model, dropout=0.0, attention_dropout=0.0)
+    data = dataclasses.replace(config.data, split="1", validation={}, test={})
+    if shrink:
+        hidden_size = _SHRUNK_HEAD * model.num_heads
+        model = dataclasses.replace(
+            model, num_layers=_SHRUNK_LAYERS, hidden_size=hidden_size, ffn_size=4 * hidden_size
+        )
+        data = dataclasses.replace(data, sequence_length=min(_SHRUNK_LENGTH, data.sequence_length))
+    return dataclasses.replace(
+        config,
+        run_dir=folder,
+        model=model,
+        data=data,
+        layout=layout,
+        num_steps=num_steps,
+        optimizer=Sgd(lr=0.1),
+        schedule=Constant(),
+        schedule_steps=0,
+        warmup=Steps(steps=0),
+        precision="fp32",
+        compile=False,
+        log=LogConfig(interval=1),
+        validation=ValidationConfig(interval=0),
+        sample=SampleConfig(),
+        checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
+    )
+
+
+def verify_parallel(
+    config: TrainConfig,
+    names: Sequence[str],
+    folder: Path,
+    *,
+    launch: Callable[[TrainConfig, Path], int],
+    num_steps: int,
+    shrink: bool,
+) -> Iterator[Deviation]:
+    """Trains under each layout, and yields how far it is from one process.
+
+    Args:
+        config: The user's.
+        names: Layouts, e.g. "dp2-zero3".
+        folder: For the copies' run folders.
+        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        num_steps: Steps of each.
+        shrink: See ``witness``.
+
+    Raises:
+        TrainingError: The run does not even train on one process.
+    """
+    alone = _curve(config, folder / "alone", Layout(), launch, num_steps, shrink)
+    if alone is None:
+        raise TrainingError("the run does not train on one process", where=folder / "alone")
+    for name in names:
+        curve = _curve(config, folder / name, parse_layout(name), launch, num_steps, shrink)
+        if curve is None or curve.keys() != alone.keys():
+            yield Deviation(layout=name, error="did not train to the end")
+            continue
+        loss, norm = (
+            max(
+                abs(curve[step][entry] - expected[entry]) / abs(expected[entry])
+                for step, expected in alone.items()
+            )
+            for entry in (0, 1)
+        )
+        yield Deviation(layout=name, loss=loss, grad_norm=norm)
+
+
+def _curve(
+    config: TrainConfig,
+    folder: Path,
+    layout: Layout,
+    launch: Callable[[TrainConfig, Path], int],
+    num_steps: int,
+    shrink: bool,
+) -> Curve | None:
+    """The steps of one layout; None where it did not come to its end."""
+    copy = witness(config, folder, layout=layout, num_steps=num_steps, shrink=shrink)
+    file = folder.with_name(f"{folder.name}.yaml")
+    file.write_text(to_yaml(copy), encoding="utf-8")
+    if launch(copy, file) != 0:
+        return None
+    records = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"}
