@@ -1,5 +1,6 @@
 """What a layout is, whether it can work, and which ones near it do."""
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -71,24 +72,20 @@ def require_layout(
     Raises:
         ConfigError: It cannot.
     """
-
-    def reasons(candidate: Layout, world_size: int) -> list[str]:
-        return _reasons(
-            candidate,
-            model,
-            sequence_length=sequence_length,
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            world_size=world_size,
-        )
-
-    found = reasons(layout, world_size)
+    reasons = functools.partial(
+        _reasons,
+        model=model,
+        sequence_length=sequence_length,
+        global_batch_size=global_batch_size,
+        micro_batch_size=micro_batch_size,
+    )
+    found = reasons(layout, world_size=world_size)
     if not found:
         return
     sizes = [world_size] if is_fixed else range(world_size, 0, -1)
     candidates = _nearest(layout, world_size, sizes)
-    near = [candidate for candidate in candidates if not reasons(candidate, candidate.num_ranks)]
-    shown = " or ".join(f"layout.dp={near_.dp} layout.tp={near_.tp}" for near_ in near[:_SHOWN])
+    near = [one for one in candidates if not reasons(one, world_size=one.num_ranks)]
+    shown = " or ".join(f"layout.dp={one.dp} layout.tp={one.tp}" for one in near[:_SHOWN])
     raise ConfigError(
         "this layout cannot work: " + "; ".join(found),
         where=f"layout {describe(layout)} on {world_size} ranks",
@@ -104,8 +101,8 @@ def describe(layout: Layout) -> str:
 
 def _reasons(
     layout: Layout,
-    model: ModelConfig,
     *,
+    model: ModelConfig,
     sequence_length: int,
     global_batch_size: int,
     micro_batch_size: int,

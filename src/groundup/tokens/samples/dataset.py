@@ -154,12 +154,8 @@ class TokenDataset:
     def batch(self, first_index: int, count: int, *, ordered: bool = False) -> npt.NDArray[np.int64]:
         """See ``Samples.batch``."""
         batch = np.empty((count, self.sequence_length + 1), dtype=np.int64)
-        tokens = self.source.tokens
-        for row, ranges in enumerate(self._ranges(first_index, count, ordered)):
-            at = 0
-            for begin, end in ranges:
-                batch[row, at : at + end - begin] = tokens[begin:end]
-                at += end - begin
+        for row, ranges in zip(batch, self._ranges(first_index, count, ordered), strict=True):
+            copy_ranges(self.source, ranges, row)
         return batch
 
     def document_starts(
@@ -205,6 +201,14 @@ class TokenDataset:
             [(self.begin + begin, self.begin + end) for begin, end in order.pieces(index)]
             for index in range(first_index, first_index + count)
         ]
+
+
+def copy_ranges(source: TokenSource, ranges: Sequence[tuple[int, int]], row: npt.NDArray[np.int64]) -> None:
+    """Copies ranges of a source's tokens one behind the other into a row, from its beginning."""
+    tokens, at = source.tokens, 0
+    for begin, end in ranges:
+        row[at : at + end - begin] = tokens[begin:end]
+        at += end - begin
 
 
 def _document_begins(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from groundup.core.errors import DataError
 from groundup.tokens.files.source import TokenSource
-from groundup.tokens.samples.dataset import PADDING, Span
+from groundup.tokens.samples.dataset import PADDING, Span, copy_ranges
 from groundup.tokens.samples.order import samples_at
 
 
@@ -222,12 +222,8 @@ class PackedDataset:
     def batch(self, first_index: int, count: int, *, ordered: bool = False) -> npt.NDArray[np.int64]:
         """See ``Samples.batch``; ordered, a sample comes where its first document does."""
         batch = np.full((count, self.sequence_length + 1), PADDING, dtype=np.int64)
-        tokens = self.source.tokens
-        for row, ranges in enumerate(self._ranges(first_index, count, ordered)):
-            at = 0
-            for begin, end in ranges:
-                batch[row, at : at + end - begin] = tokens[begin:end]
-                at += end - begin
+        for row, ranges in zip(batch, self._ranges(first_index, count, ordered), strict=True):
+            copy_ranges(self.source, ranges, row)
         return batch
 
     def document_starts(
