@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster (extra ``[ray]``). Imported only on request: Ray takes over ten seconds to start."""
+"""Tasks on a Ray cluster (extra ``[ray]``), which is imported on use: it takes over ten seconds to start."""
 
 import importlib
 import os

@@ -11,6 +11,7 @@ from groundup.core import processes
 from groundup.core.concatenate import append_range
 from groundup.core.errors import MachineError
 from groundup.core.lock import locked
+from groundup.core.run_tasks import run_tasks
 from groundup.core.tasks import (
     Done,
     Markers,
@@ -18,7 +19,6 @@ from groundup.core.tasks import (
     SerialRunner,
     Task,
     pending,
-    run_tasks,
     share_of_rank,
 )
 
@@ -134,7 +134,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from groundup.core.tasks import *\n"
+        "from groundup.core.tasks import *\nfrom groundup.core.run_tasks import run_tasks\n"
         "class Sleep:\n"
         "    def __call__(self, number, report):\n"
         "        report(os.getpid())\n"
