@@ -33,6 +33,9 @@ quickstart: $(VENV)/.train
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2
 
+test-exhaustive: $(VENV)/.dev
+	$(BIN)/python -m pytest -m exhaustive
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -13,8 +13,7 @@ _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
     atexit.register(gc.freeze)  # a last collection of what ends with the process anyway takes a while
-    if "GROUNDUP_FAILURES" in os.environ:  # as one of several ranks
-        sys.excepthook = _leave_to_launcher
+    sys.excepthook = _leave_to_launcher
     debug = "--debug" in sys.argv[1:]
     try:
         _run([argument for argument in sys.argv[1:] if argument != "--debug"], debug=debug)
@@ -51,7 +50,7 @@ def _run(arguments: list[str], *, debug: bool) -> None:
 
 
 def _leave_to_launcher(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An uncaught exception of a rank: the launcher shows the first of them all."""
+    """An uncaught exception: of several ranks' the first is shown."""
     if not _recorded(error):
         sys.__excepthook__(kind, error, trace)
 
@@ -59,7 +58,7 @@ def _leave_to_launcher(kind: type[BaseException], error: BaseException, trace: T
 def _recorded(error: BaseException) -> bool:
     if "GROUNDUP_FAILURES" not in os.environ:  # so that no other command loads what it does not need
         return False
-    from groundup.parallel.failures import record_failure
+    from groundup.parallel.last_words import record_failure
 
     return record_failure(error)
 

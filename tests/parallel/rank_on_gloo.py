@@ -1,33 +1,72 @@
-"""A rank in the midst of gloo's collectives, of which one fails in one way or another."""
+"""A rank in the midst of gloo's collectives, of which one fails or hangs in one way or another."""
 
 import os
+import re
 import signal
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from groundup.parallel.failures import progress_note, record_failure
+from groundup.parallel.hang_watch import HangConfig, hang_watch
+from groundup.parallel.last_words import record_failure
+from groundup.parallel.whereabouts import FOLDER_VARIABLE, progress_note
 
-culprit, how = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo")
-try:
+culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+os.environ.setdefault(FOLDER_VARIABLE, str(folder))
+
+
+def misbehave():
+    match how:
+        case "raise":
+            raise ValueError("a bug")
+        case "destroy":  # the others learn of it first
+            dist.destroy_process_group()
+            time.sleep(1)
+            raise ValueError("a bug")
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "exit":
+            sys.exit(5)
+        case "sleep":
+            time.sleep(600)
+        case "reader":  # as a data reader on a file system that does not answer
+            with ThreadPoolExecutor(thread_name_prefix="reader") as readers:
+                readers.submit(sleep_in_a_reader).result()
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "native":  # Python's lock is held, so that no other thread runs
+            re.match("(a+)+$", "a" * 64 + "b")
+        case "recv":
+            dist.recv(torch.ones(1), src=(dist.get_rank() + 1) % dist.get_world_size())
+
+
+def sleep_in_a_reader():
+    threading.Event().wait(600)
+
+
+def steps(number, seconds):
     for step in range(1, 10_000_000):
         progress_note(step, "backward")
         dist.all_reduce(torch.ones(1000))
-        if step == 20 and dist.get_rank() == culprit:
-            match how:
-                case "raise":
-                    raise ValueError("a bug")
-                case "destroy":  # the others learn of it first
-                    dist.destroy_process_group()
-                    time.sleep(1)
-                    raise ValueError("a bug")
-                case "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                case "exit":
-                    sys.exit(5)
+        time.sleep(seconds)
+        if step == number and dist.get_rank() == culprit:
+            misbehave()
+
+
+try:
+    dist.init_process_group("gloo")
+    if how in ("raise", "destroy", "kill", "exit"):
+        with hang_watch(HangConfig()):
+            steps(20, 0)
+    else:
+        with hang_watch(HangConfig(seconds=2)):
+            steps(40, 0.05)
 except Exception as error:
-    record_failure(error)
-    raise
+    if not record_failure(error):
+        raise
+    sys.exit(1)

@@ -9,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from groundup.core import log
 from groundup.core.errors import DataError, GroundupError
-from groundup.parallel.failures import progress_note, record_failure
+from groundup.parallel.last_words import record_failure
+from groundup.parallel.rank_log import speak_as
+from groundup.parallel.whereabouts import progress_note
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -86,6 +89,12 @@ def life_until_asked():
             time.sleep(1)
 
 
+if how == "warn":
+    log.set_up()
+    speak_as(rank)
+    log.logger.warning("a disk is slow")
+    log.logger.info("as always")
+    sys.exit()
 progress_note(812, "backward")
 try:
     if how in ("obey", "ignore"):

@@ -14,6 +14,7 @@ from groundup.cli.app import run as run_command
 from groundup.core.errors import ConfigError, MachineError
 from groundup.parallel.failures import Failure, first_failure
 from groundup.parallel.launch import Rank, launched
+from groundup.parallel.whereabouts import FOLDER_VARIABLE
 
 RANK = Path(__file__).with_name("rank_that_fails.py")
 LAUNCH = (
@@ -35,7 +36,10 @@ def launcher(folder, culprit, how, script=RANK):
 def last_words(folder, culprit, how, script=RANK):
     """Exit code, and the lines on stderr from the first failure on."""
     process = launcher(folder, culprit, how, script)
-    _, stderr = process.communicate(timeout=60)
+    try:
+        _, stderr = process.communicate(timeout=240)
+    finally:
+        process.kill()
     assert stderr.count("groundup: first failure: ") == 1, stderr
     return process.returncode, stderr[stderr.index("groundup: first failure: ") :].splitlines(), stderr
 
@@ -114,6 +118,15 @@ def test_ranks_that_end_well_leave_nothing(tmp_path):
     assert stdout.startswith("rank 0 ")
     assert stdout.count("rank") == 1
     assert not (tmp_path / "ranks").exists()
+
+
+def test_warnings_of_all_ranks_reach_the_terminal_once_and_with_their_number(tmp_path):
+    process = launcher(tmp_path / "ranks", 0, "warn")
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0
+    said = sorted(line.partition(" ")[2] for line in stderr.splitlines())
+    assert said[:2] == ["a disk is slow", "as always"]  # of rank 0
+    assert said[2:] in (["rank 1: a disk is slow"], ["rank 2: a disk is slow"])
 
 
 @pytest.mark.parametrize("how", ["raise", "destroy", "kill", "exit"])
@@ -209,7 +222,37 @@ def test_train_launches_the_ranks_of_its_layout_with_its_own_words(tmp_path, lau
     with pytest.raises(SystemExit) as stop:
         run_command(["train", *words])
     assert stop.value.code == 42
-    assert launches == [((2, ["train", *words]), {"folder": tmp_path / "ranks"})]
+    ((arguments, settings),) = launches
+    assert arguments == (2, ["train", *words])
+    assert (settings["folder"], settings["max_restarts"]) == (tmp_path / "ranks", 0)
+
+
+def test_train_launches_one_process_where_it_may_restart(tmp_path, launches):
+    words = [*SETTINGS, "layout.dp=1", "global_batch_size=4", f"run_dir={tmp_path}"]
+    with pytest.raises(SystemExit):
+        run_command(["train", *words, "--max-restarts", "3"])
+    ((arguments, settings),) = launches
+    assert arguments == (1, ["train", *words])
+    assert settings["max_restarts"] == 3
+    assert settings["newest_step"]() == 0
+
+
+def test_restarts_are_refused_where_another_launcher_has_the_ranks(tmp_path, launches, monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="started by torchrun or srun"):
+        run_command(["train", *SETTINGS, f"run_dir={tmp_path}", "--max-restarts", "3"])
+
+
+def test_the_last_rank_of_torchrun_launches_none(tmp_path, launches, monkeypatch):
+    """Where a machine is lost and one rank is left, the layout is refused: torchrun alone starts ranks."""
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    for name, value in {**TORCHRUN, **alone, "TORCHELASTIC_RUN_ID": "job"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(FOLDER_VARIABLE, "")  # so that it is unset afterwards
+    with pytest.raises(ConfigError, match="dp 2"):
+        run_command(["train", *SETTINGS, "global_batch_size=4", f"run_dir={tmp_path}"])
+    assert not launches
 
 
 def test_train_refuses_an_impossible_layout_before_it_launches(tmp_path, launches):

@@ -27,3 +27,8 @@ class LoadedModel:
     tokenizer: Tokenizer
     source: Path
     prompt_prefix: tuple[int, ...] = ()
+
+
+def begin_id(loaded: LoadedModel) -> int:
+    """The id that a text without a prompt begins with: the begin token, or else the end of a document."""
+    return loaded.prompt_prefix[0] if loaded.prompt_prefix else loaded.tokenizer.end_of_document_id

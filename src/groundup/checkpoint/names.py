@@ -5,10 +5,13 @@ A rule covers one tensor of theirs: it is one or several of ours joined along th
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
+
+from groundup.checkpoint.stored import StoredTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,15 +93,24 @@ def rules_for(rules: Sequence[NameRule], names: Sequence[str]) -> list[NameRule]
     return list(found.values())
 
 
-def to_theirs(rules: Sequence[NameRule], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Our tensors under their names and in their shapes, contiguous."""
+def to_theirs(
+    rules: Sequence[NameRule], ours: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Our tensors under their names and in their shapes."""
     for rule in rules_for(rules, list(ours)):
         parts = [ours[name] for name in rule.ours]
-        tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-        yield rule.theirs, (tensor.T if rule.transposed else tensor).contiguous()
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        yield (
+            rule.theirs,
+            StoredTensor(
+                shape=shape[::-1] if rule.transposed else shape,
+                dtype=parts[0].dtype,
+                read=functools.partial(_joined, parts, rule.transposed),
+            ),
+        )
 
 
-def to_ours(rule: NameRule, theirs: Tensor, rows: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+def to_ours(rule: NameRule, theirs: StoredTensor, rows: Sequence[int]) -> Iterator[tuple[str, StoredTensor]]:
     """One of their tensors as ours.
 
     Args:
@@ -109,10 +121,25 @@ def to_ours(rule: NameRule, theirs: Tensor, rows: Sequence[int]) -> Iterator[tup
     Raises:
         ValueError: The tensor does not divide into these.
     """
-    tensor = theirs.T if rule.transposed else theirs
-    if tensor.shape[0] != sum(rows):
-        raise ValueError(f"{rule.theirs} has shape {tuple(theirs.shape)}, expected {sum(rows)} outputs")
-    yield from zip(rule.ours, torch.split(tensor, list(rows)), strict=True)
+    shape = theirs.shape[::-1] if rule.transposed else theirs.shape
+    if shape[0] != sum(rows):
+        raise ValueError(f"{rule.theirs} has shape {theirs.shape}, expected {sum(rows)} outputs")
+    begin = 0
+    for name, count in zip(rule.ours, rows, strict=True):
+        read = functools.partial(_part, theirs, rule.transposed, begin, count)
+        yield name, StoredTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
+        begin += count
+
+
+def _joined(parts: Sequence[StoredTensor], transposed: bool) -> Tensor:
+    tensors = [part.read() for part in parts]
+    tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    return (tensor.T if transposed else tensor).contiguous()
+
+
+def _part(theirs: StoredTensor, transposed: bool, begin: int, count: int) -> Tensor:
+    tensor = theirs.read()
+    return (tensor.T if transposed else tensor)[begin : begin + count]
 
 
 def _split_layer(name: str) -> tuple[str, str]:

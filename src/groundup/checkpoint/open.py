@@ -1,39 +1,63 @@
-"""Opens a model for use, whatever wrote it: a run folder, one of its checkpoints, a Hugging Face folder."""
+"""Opens a model, whatever wrote it: groundup, Hugging Face's ``transformers``, Megatron-LM."""
 
 from pathlib import Path
 
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.huggingface import read_huggingface
+from groundup.checkpoint.huggingface import is_huggingface, open_huggingface
 from groundup.checkpoint.loaded import LoadedModel
-from groundup.checkpoint.logical import model_from
+from groundup.checkpoint.megatron.files import is_megatron
+from groundup.checkpoint.megatron.read import open_megatron
+from groundup.checkpoint.native import open_native
+from groundup.checkpoint.stored import StoredModel, load
 from groundup.core.errors import CheckpointError
-from groundup.core.manifest import Manifest
-from groundup.models import model_config_from
-from groundup.tokens.tokenizer import load_tokenizer
+from groundup.tokens.tokenizer import Tokenizer
 
 
-def open_model(path: Path, *, device: torch.device) -> LoadedModel:
-    """Loads weights (fp32), architecture and tokenizer; needs nothing but the path.
+def open_model(path: Path, *, device: torch.device, ema: bool = False) -> LoadedModel:
+    """Brings weights (fp32), architecture and tokenizer to memory; needs nothing but the path.
+
+    Args:
+        path: As ``open_stored``.
+        device: Where to.
+        ema: As ``open_stored``.
+
+    Raises:
+        CheckpointError, DataError: As ``open_stored``.
+    """
+    return load(open_stored(path, ema=ema), device=device)
+
+
+def open_stored(
+    path: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    vocab_size: int | None = None,
+    moments: bool = False,
+    ema: bool = False,
+) -> StoredModel:
+    """Opens a model without reading its weights yet.
+
+    Args:
+        path: A run folder or one of its checkpoints, a Hugging Face folder, a folder of Megatron-LM's
+            checkpoints or one of these.
+        tokenizer: Instead of the model's own, or where it has none.
+        vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer does not tell.
+        moments: Whether to open a Megatron-LM optimizer's moments too.
+        ema: Take the average of the weights that a run of groundup kept, instead of the weights.
 
     Raises:
         CheckpointError: The path does not exist, holds no model, or the model is damaged.
+        DataError: There is no tokenizer that can be read.
     """
     if not path.exists():
         raise CheckpointError("no such file or folder", where=path, fix="Check the path.")
-    if (path / "config.json").is_file():
-        return read_huggingface(path, device=device)
-    folder = store.resolve(path)
-    manifest = Manifest.read(folder / "manifest.json", "checkpoint")
-    config = model_config_from(manifest.about["config"]["model"], where=folder / "manifest.json")
-    weights = store.load_weights(folder, device=device)
-    tokenizer = load_tokenizer(store.tokenizer_dir(folder))
-    if tokenizer.fingerprint != manifest.about["tokenizer"]:
-        raise CheckpointError(
-            f"its tokenizer is {tokenizer.fingerprint},"
-            f" the model was trained with {manifest.about['tokenizer']}",
-            where=folder,
-        )
-    model = model_from(config, weights, device=device, where=folder)
-    return LoadedModel(config=config, model=model, tokenizer=tokenizer, source=folder)
+    if ema and (is_megatron(path) or is_huggingface(path)):
+        raise CheckpointError("--ema is only for runs of groundup, which may keep an average", where=path)
+    if is_megatron(path):
+        return open_megatron(path, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments)
+    if vocab_size is not None:
+        raise CheckpointError("--vocab-size is only for Megatron-LM's checkpoints", where=path)
+    if is_huggingface(path):
+        return open_huggingface(path, tokenizer=tokenizer)
+    return open_native(path, tokenizer=tokenizer, ema=ema)

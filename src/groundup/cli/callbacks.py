@@ -1,26 +1,30 @@
 """What the command line hands to the training loop: evaluation and generation on the model as it is."""
 
+import functools
+
 from groundup.checkpoint.loaded import LoadedModel
 from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.samples.dataset import Samples
 from groundup.train.build import Run
+from groundup.train.passes import loss_without_gradients
 
 
 def evaluate(run: Run, dataset: Samples, num_batches: int) -> Evaluation:
     """Loss over the first ``num_batches`` micro-batches of a split in file order; 0 for all of it."""
     config = run.config
-    with run.precision.autocast():
-        return perplexity_of_samples(
-            run.state.model,
-            config.model,
-            dataset,
-            num_samples=num_batches * config.micro_batch_size,
-            mask_documents=config.data.mask_documents,
-            byte_lengths=token_byte_lengths(run.tokenizer),
-            batch_size=config.micro_batch_size,
-        )
+    return perplexity_of_samples(
+        functools.partial(
+            loss_without_gradients, run.state, config=config, precision=run.precision, team=run.team
+        ),
+        config.model.vocab_size,
+        dataset,
+        num_samples=num_batches * config.micro_batch_size,
+        mask_documents=config.data.mask_documents,
+        byte_lengths=token_byte_lengths(run.tokenizer),
+        batch_size=config.micro_batch_size * run.team.dp * run.team.layout.pp,
+    )
 
 
 def complete(run: Run) -> str:

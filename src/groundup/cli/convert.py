@@ -1,7 +1,12 @@
 """``groundup convert``."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from groundup.checkpoint.parity import Parity
 
 _TOLERANCE = 1e-5
 
@@ -10,56 +15,119 @@ def convert(
     path: Path,
     out: Path,
     *,
-    to: Literal["hf"],
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    to: Literal["native", "hf", "megatron"],
+    dtype: Literal["source", "float32", "bfloat16", "float16"] = "source",
+    tp: int = 1,
+    pp: int = 1,
+    names: Literal["legacy", "core", "core-fused"] = "legacy",
+    shards: int = 1,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+    moments: bool = True,
+    ema: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Write a model in another format, and prove that it is the same model.
 
-    `--to hf` writes a Hugging Face folder: config.json, generation_config.json, model.safetensors and the
-    tokenizer. It loads with AutoModelForCausalLM.from_pretrained(OUT) and AutoTokenizer, and every
-    groundup command takes it too. Afterwards the folder is read back and its logits are compared with
-    the model's on a fixed batch; a difference beyond 1e-5 is an error.
+    Reads run folders and checkpoints of groundup, Hugging Face folders (safetensors or .bin) and
+    Megatron-LM's checkpoints: of any version and parallelism, with old or new names; nothing in them is
+    run. Weights pass one tensor at a time, so that no model is too large for the memory. Afterwards the
+    result is read back and compared with the original: logits in fp32, perplexity of a short text; a
+    difference beyond 1e-5 of the largest logit is an error.
 
     For example:
 
         groundup convert runs/quickstart/model exported --to hf
-        groundup convert runs/a/checkpoints/step_0001000 exported-bf16 --to hf --dtype bfloat16
+        groundup convert runs/a/checkpoints/step_0001000 exported-bf16 --to hf --dtype bfloat16 --shards 2
+        groundup convert checkpoints/gpt2_345m merged --to megatron --tokenizer gpt2
+        groundup convert exported for-four-gpus --to megatron --tp 2 --pp 2 --names core
 
     Args:
-        path: A run folder, one of its checkpoints, or a Hugging Face folder.
-        out: The folder to write: new, empty, or an earlier export, which is replaced.
-        to: The format.
-        dtype: Of the written weights; the 16-bit formats halve the size and round.
+        path: The model.
+        out: The folder to write: new, empty, or (but for native) an earlier export, which is replaced.
+        to: The format: a run folder of groundup, a Hugging Face folder, or checkpoints of Megatron-LM.
+        dtype: Of the written weights; by default as they are. The 16-bit formats round fp32.
+        tp: Tensor parallelism of the Megatron-LM that will read it.
+        pp: Pipeline stages of the same.
+        names: Its names: legacy (until 2024), core (megatron.core) or core-fused (with Transformer Engine).
+        shards: Number of safetensors files in a Hugging Face folder.
+        tokenizer: Folder, file or name, where the model has none or another is meant.
+        vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
+        moments: Keep the optimizer's state, from Megatron-LM or native to native.
+        ema: Write the average of the weights that a run with ema.decay keeps; without moments.
     """
-    import torch
-
-    from groundup.checkpoint.huggingface import read_huggingface, torch_dtype, write_huggingface
-    from groundup.checkpoint.open import open_model
-    from groundup.checkpoint.parity import compare, rounded
+    from groundup.checkpoint.huggingface import write_stored
+    from groundup.checkpoint.megatron.write import write_megatron
+    from groundup.checkpoint.native import write_native
+    from groundup.checkpoint.open import open_stored
+    from groundup.checkpoint.parity import compare_stored
+    from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
     from groundup.core.errors import CheckpointError
+    from groundup.core.progress import Progress
+    from groundup.tokens.tokenizer import load_tokenizer
 
-    assert to == "hf", "the command line allows nothing else"
-    loaded = open_model(path, device=torch.device("cpu"))
-    write_huggingface(loaded, out, dtype=dtype)
-    reopened = read_huggingface(out)
-    parity = compare(rounded(loaded, torch_dtype(dtype)), reopened)
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"wrote {out} ({size / 1e6:.1f} MB, {dtype}, from {loaded.source})")
-    print(
-        f"parity: largest difference of logits {parity.max_difference:.1e},"
-        f" top-1 agreement {parity.top1_agreement:.1%}"
+    _require_effect(to, tp=tp, pp=pp, names=names, shards=shards)
+    source = open_stored(
+        path,
+        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        vocab_size=vocab_size,
+        moments=moments and to == "native",
+        ema=ema,
     )
-    if dtype != "float32":
-        rounding = compare(loaded, reopened)
-        print(
-            f"rounding to {dtype}: largest difference of logits {rounding.max_difference:.1e},"
-            f" top-1 agreement {rounding.top1_agreement:.1%}"
-        )
-    if not parity.max_difference <= _TOLERANCE:
+    source = source if moments and to == "native" and not ema else without_moments(source)
+    stored = source if dtype == "source" else in_dtype(source, torch_dtype(dtype))
+    total = sum(tensor.size_bytes for tensor in (*stored.weights.values(), *stored.moments.values()))
+    with Progress(f"convert {path}", total, "B") as progress:
+        if to == "hf":
+            write_stored(stored, out, num_shards=shards, on_write=progress.add)
+        elif to == "megatron":
+            write_megatron(stored, out, tp=tp, pp=pp, naming=names, on_write=progress.add)
+        else:
+            write_native(stored, out, on_write=progress.add)
+    reopened = open_stored(out)
+    parity = compare_stored(stored, reopened)
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
+    size_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    kept = ", with the optimizer's moments" if stored.moments else ""
+    print(f"wrote {out} ({size_bytes / 1e6:.1f} MB, {' and '.join(dtypes)}{kept}, from {source.source})")
+    print(f"parity: {_in_words(parity)}")
+    if dtype != "source" and any(t.dtype != torch_dtype(dtype) for t in source.weights.values()):
+        print(f"rounding to {dtype}: {_in_words(compare_stored(source, reopened))}")
+    if not parity.within(_TOLERANCE):
         raise CheckpointError(
             f"the written model differs from the original: logits by {parity.max_difference:.1e},"
-            f" allowed are {_TOLERANCE:.0e}",
+            f" allowed are {_TOLERANCE:.0e} of the largest",
             where=out,
             fix="Do not use it. This is a fault of groundup: please report it with the model's config.",
         )
-    print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+    if to == "hf":
+        print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+    elif to == "native":
+        print(f"Next: groundup generate {out}")
+
+
+def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: int) -> None:
+    """Refuses settings that the format does not have."""
+    from groundup.core.errors import ConfigError
+
+    for flag, given, default, format_ in (
+        ("--tp", tp, 1, "megatron"),
+        ("--pp", pp, 1, "megatron"),
+        ("--names", names, "legacy", "megatron"),
+        ("--shards", shards, 1, "hf"),
+    ):
+        if given != default and to != format_:
+            raise ConfigError(
+                f"{flag} has no effect with --to {to}, only with --to {format_}", where="command line"
+            )
+    for flag, number in (("--tp", tp), ("--pp", pp), ("--shards", shards)):
+        if number < 1:
+            raise ConfigError(f"{flag} is {number}, it must be 1 or more", where="command line")
+
+
+def _in_words(parity: "Parity") -> str:
+    before, after = parity.perplexities
+    return (
+        f"largest difference of logits {parity.max_difference:.1e},"
+        f" top-1 agreement {parity.top1_agreement:.1%}, KL divergence {parity.divergence:.1e},"
+        f" perplexity of a short text {before:.6g} and {after:.6g}"
+    )

@@ -27,6 +27,7 @@ def evaluate(
     max_tokens: int | None = None,
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    ema: Annotated[bool, Parameter(negative="")] = False,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Measure a model.
@@ -59,6 +60,7 @@ def evaluate(
         max_tokens: Predict only the first so many tokens; 0 (the default): all.
         precision: Format of the matrix products.
         device: Where to compute; auto takes a GPU where there is one.
+        ema: Measure the average of the weights that a run with ema.decay keeps.
         json: Print one JSON object a task instead of a table.
     """
     from groundup.checkpoint.open import open_model
@@ -71,7 +73,7 @@ def evaluate(
             "--split has no effect on all documents", fix="Add --split-name train, validation or test."
         )
     where = choose_device(device)
-    loaded = open_model(path, device=where)
+    loaded = open_model(path, device=where, ema=ema)
     options = {
         "split_name": split_name,
         "split": split or (_split_of_run(loaded.source) if split_name not in (None, "all") else None),
@@ -86,7 +88,7 @@ def evaluate(
             results = task.measure(loaded, data)
         if json:
             about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in data]}
-            print(json_format.dumps({**about, **_options_of(task), **results}))
+            print(json_format.dumps({**about, "ema": ema, **_options_of(task), **results}))
         else:
             print(f"{kind} of {loaded.source} on {', '.join(map(str, data))}")
             _print_table(results)

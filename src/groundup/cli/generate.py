@@ -25,6 +25,7 @@ def generate(
     seed: int = 0,
     num_samples: int = 1,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    ema: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Complete a prompt; the prompt and its completion go to stdout as they come.
 
@@ -49,6 +50,7 @@ def generate(
         seed: Of the draws; sample i draws with seed + i.
         num_samples: How many completions of the prompt.
         device: Where to compute; auto takes a GPU where there is one.
+        ema: Use the average of the weights that a run with ema.decay keeps.
     """
     from groundup.checkpoint.open import open_model
     from groundup.core.config import from_dict
@@ -74,7 +76,7 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
-    loaded = open_model(path, device=choose_device(device))
+    loaded = open_model(path, device=choose_device(device), ema=ema)
     engine = Engine(loaded)
     if prompt is None:
         _converse(engine, loaded, sampling, max_new_tokens, seed, num_samples)
@@ -156,7 +158,7 @@ def _complete(
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
     """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.huggingface import begin_id
+    from groundup.checkpoint.loaded import begin_id
 
     return [*loaded.prompt_prefix, *loaded.tokenizer.encode(prompt)] or [begin_id(loaded)]
 

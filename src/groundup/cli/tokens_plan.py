@@ -19,6 +19,7 @@ from groundup.tokens.samples.data import DataConfig
 from groundup.tokens.samples.dataset import Samples
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.tokens.samples.plan import SPLITS
+from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
 from groundup.tokens.samples.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.samples.trace import Piece, trace_document, trace_sample
 from groundup.tokens.tokenizer import Tokenizer
@@ -34,13 +35,24 @@ class Reading:
         data: What it reads.
         num_steps: Steps.
         global_batch_size: Samples of one step.
+        batch_ramp: Fewer for the first steps.
         seed: Of the order of samples.
     """
 
     data: DataConfig
     num_steps: Positive
     global_batch_size: Positive = 8
+    batch_ramp: BatchRamp = BatchRamp()
     seed: int = 1234
+
+    def __post_init__(self) -> None:
+        """Refuses a ramp that does not lead to the batch."""
+        assert self.batch_sizes
+
+    @property
+    def batch_sizes(self) -> BatchSizes:
+        """Samples of each step."""
+        return BatchSizes(self.global_batch_size, self.batch_ramp)
 
 
 def plan(config: Path | None = None, *overrides: str, validation: bool = True, test: bool = False) -> None:
@@ -62,12 +74,12 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
         test: Whether the test split must, too.
     """
     reading = _reading(config, overrides)
-    num_samples = reading.num_steps * reading.global_batch_size
+    num_samples = reading.batch_sizes.after(reading.num_steps)
     splits = open_splits(reading.data, seed=reading.seed, num_samples=num_samples)
     Console(width=max(100, Console().width)).print(_table(splits, num_samples))
     length = reading.data.sequence_length
     sys.stdout.write(
-        f"{reading.num_steps:,} steps of {reading.global_batch_size:,} samples of {length:,} tokens:"
+        f"{reading.num_steps:,} steps of {reading.batch_sizes} samples of {length:,} tokens:"
         f" {human_count(num_samples * length)} tokens\n"
     )
     for part in splits.parts["train"]:
@@ -76,7 +88,7 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
     require_plan(
         splits,
         num_steps=reading.num_steps,
-        global_batch_size=reading.global_batch_size,
+        batch_sizes=reading.batch_sizes,
         validation=validation,
         test=test,
     )
@@ -122,7 +134,7 @@ def trace(
             f"{split!r} is no split", where="--split", fix=f"Choose one of {', '.join(SPLITS)}."
         )
     reading = _traced_reading(target, overrides)
-    num_samples = reading.num_steps * reading.global_batch_size
+    num_samples = reading.batch_sizes.after(reading.num_steps)
     splits = open_splits(reading.data, seed=reading.seed, num_samples=num_samples)
     tokenizer = _tokenizer(reading.data)
     if document is not None:
@@ -138,7 +150,7 @@ def trace(
         raise DataError(f"the {split} split has no sample", where=target, fix="Choose another split.")
     wanted = [sample] if sample is not None else []
     if step is not None:
-        wanted = list(range((step - 1) * reading.global_batch_size, step * reading.global_batch_size))
+        wanted = list(range(reading.batch_sizes.after(step - 1), reading.batch_sizes.after(step)))
     if wanted[0] is None or wanted[0] < 0:
         raise ConfigError("samples count from 0, steps from 1", where="command line")
     for index in wanted:
@@ -153,7 +165,7 @@ def _reading(file: Path | None, overrides: Sequence[str], needs: Mapping[str, An
     if file is not None and "=" in str(file):
         overrides, file = (str(file), *overrides), None
     tree, origins = merged(file, overrides, presets())
-    names = ("data", "num_steps", "global_batch_size", "seed")
+    names = ("data", "num_steps", "global_batch_size", "batch_ramp", "seed")
     return from_tree(Reading, {**(needs or {}), **{key: tree[key] for key in names if key in tree}}, origins)
 
 

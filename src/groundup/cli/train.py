@@ -2,22 +2,28 @@
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from groundup.cli.presets import presets
+from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.train.config import TrainConfig
     from groundup.train.loop import Evaluation
+
+_RANKS = "ranks"
+_LOG = "train.log"
 
 
 def train(
     config: Path | None = None,
     *overrides: str,
     print_config: Annotated[bool, Parameter(negative="")] = False,
+    max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
 ) -> None:
     """Train a model, or continue a run from its newest sound checkpoint.
 
@@ -34,15 +40,20 @@ def train(
 
         groundup train preset=tiny run_dir=runs/a data.path=data/code_text_document
 
-        groundup train run.yaml layout.dp=2 layout.tp=2
+        groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
 
     Args:
         config: YAML file of the run (or the first override).
         overrides: Settings as dotted.key=value; they win over the file.
         print_config: Print each setting, with where its value comes from, and stop.
+        max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
+            after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
     from groundup.core.config import resolve
-    from groundup.parallel.launched import launched
+    from groundup.parallel.failures import clear_own
+    from groundup.parallel.launched import is_worker_of_torchrun, launched
+    from groundup.parallel.rank_log import speak_as
+    from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
     from groundup.train.config import TrainConfig
 
     if config is not None and "=" in str(config):
@@ -52,10 +63,24 @@ def train(
         print(resolved.render())
         return
     rank = launched()
-    if rank is None and resolved.value.layout.num_ranks > 1:
-        raise SystemExit(_run_ranks(resolved.value, *([str(config)] if config else []), *overrides))
+    if LAUNCHER_VARIABLE not in os.environ:
+        is_alone = rank is None and not is_worker_of_torchrun()
+        if is_alone and (resolved.value.layout.num_ranks > 1 or max_restarts):
+            words = [*([str(config)] if config else []), *overrides]
+            raise SystemExit(_run_ranks(resolved.value, max_restarts, words))
+        if max_restarts:
+            raise ConfigError(
+                "these ranks were started by torchrun or srun, which alone can start them again",
+                where="--max-restarts",
+                fix="Leave it out: give it to torchrun, or repeat srun as examples/slurm/train.sbatch does.",
+            )
+        if not is_alone:
+            folder = resolved.value.run_dir.absolute() / _RANKS
+            clear_own(folder, rank.rank if rank else 0)
+            os.environ[FOLDER_VARIABLE] = str(folder)
     if rank is not None:
         os.environ.update(rank.environment())  # what Slurm says in its own words
+        speak_as(rank.rank)
     results = run_training(resolved.value)
     if rank is not None and rank.rank > 0:
         return
@@ -67,7 +92,8 @@ def train(
     print(f"Next: groundup generate {resolved.value.run_dir} --prompt '...'")
 
 
-def _run_ranks(config: "TrainConfig", *arguments: str) -> int:
+def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
+    from groundup.core.log import also_to_file
     from groundup.parallel.launch import run_ranks
     from groundup.parallel.layout import require_layout
 
@@ -76,20 +102,36 @@ def _run_ranks(config: "TrainConfig", *arguments: str) -> int:
         config.layout,
         config.model,
         sequence_length=config.data.sequence_length,
-        global_batch_size=config.global_batch_size,
+        batch_sizes=config.batch_sizes.every,
         micro_batch_size=config.micro_batch_size,
         world_size=world_size,
         is_fixed=False,
     )
     debug = ["--debug"] if "--debug" in sys.argv else []
-    return run_ranks(world_size, ["train", *arguments, *debug], folder=config.run_dir / "ranks")
+    with also_to_file(config.run_dir / _LOG):
+        return run_ranks(
+            world_size,
+            ["train", *arguments, *debug],
+            folder=config.run_dir / _RANKS,
+            max_restarts=max_restarts,
+            newest_step=lambda: _newest_step(config),
+        )
+
+
+def _newest_step(config: "TrainConfig") -> int:
+    """The step that a run would continue from; 0 for the beginning."""
+    from groundup.checkpoint import store
+
+    newest = store.newest_verified(config.run_dir / "checkpoints")
+    return store.step_of(newest) if newest else 0
 
 
 def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
     from groundup.cli.callbacks import complete, evaluate
     from groundup.core.log import also_to_file
+    from groundup.parallel.hang_watch import hang_watch
     from groundup.train.loop import train as run_loop
 
-    with also_to_file(config.run_dir / "train.log"):
+    with also_to_file(config.run_dir / _LOG), hang_watch(config.hang):
         return run_loop(config, evaluate=evaluate, complete=complete)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 
 from groundup.cli.presets import presets
-from groundup.core.errors import TrainingError
+from groundup.core.errors import ConfigError, TrainingError
 from groundup.core.log import logger
 
 if TYPE_CHECKING:
     from groundup.train.config import TrainConfig
 
-_LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "dp2-tp2-zero3")
+_LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "cp2", "pp2", "dp2-tp2-zero3")
 
 
 def parallel(
@@ -34,15 +34,16 @@ def parallel(
     For example:
 
         groundup verify parallel run.yaml
-        groundup verify parallel run.yaml --layouts dp4-zero3 tp4 dp2-tp2 --no-shrink --steps 2
+        groundup verify parallel run.yaml --layouts dp4-zero3 tp4 pp2-zbv tp2-pp2 --no-shrink --steps 2
 
     Args:
         config: YAML file of the run (or the first override).
         overrides: Settings as dotted.key=value; they win over the file.
-        layouts: What to compare with one process, e.g. dp2-tp2-zero3.
+        layouts: What to compare with one process, e.g. dp2-tp2-zero3. Pipelines are 1F1B, or with
+            gpipe, interleaved, zb or zbv in the name as that says.
         steps: Steps of each.
-        shrink: Make the model small first: two layers, heads of width 8, 64 tokens; the number of heads, the
-            vocabulary and everything else stay as they are.
+        shrink: Make the model small first: a layer for each stage and two at least, heads of width 8,
+            64 tokens; the number of heads, the vocabulary and everything else stay as they are.
     """
     from groundup.core.config import resolve
     from groundup.train.config import TrainConfig
@@ -67,6 +68,56 @@ def parallel(
                 wrong.append(found.layout)
     if wrong:
         raise TrainingError(f"not the same model as one process: {', '.join(wrong)}", where="layouts")
+
+
+def resume(
+    config: Path | None = None,
+    *overrides: str,
+    steps: int = 6,
+    shrink: bool = True,
+) -> None:
+    """Check that a run that is stopped and resumed does to the bit what it would have done otherwise.
+
+    Trains a few steps of your own config and data, then the same again up to a checkpoint in the middle,
+    from which a new process goes on: losses, final weights and optimizer state must be equal to the bit.
+    Optimizer, schedule, precision, dropout, layout and the way of saving stay as they are. The exit code is
+    1 where anything differs.
+
+    For example:
+
+        groundup verify resume run.yaml
+        groundup verify resume run.yaml layout.dp=2 layout.zero=3 checkpoint.asynchronous=true --no-shrink
+
+    Args:
+        config: YAML file of the run (or the first override).
+        overrides: Settings as dotted.key=value; they win over the file.
+        steps: Steps in all; the stop is after half of them.
+        shrink: Make the model small first: two layers, heads of width 8, 64 tokens; the number of heads, the
+            vocabulary and everything else stay as they are.
+    """
+    from groundup.core.config import resolve
+    from groundup.train.config import TrainConfig
+    from groundup.verify.resume import verify_resume
+
+    if steps < 2:
+        raise ConfigError("needs 2 steps or more, to stop between them", where="--steps")
+    file = config
+    if config is not None and "=" in str(config):
+        overrides, file = (str(config), *overrides), None
+    run = resolve(TrainConfig, file=file, overrides=overrides, presets=presets()).value
+    with tempfile.TemporaryDirectory() as scratch:
+        found = verify_resume(run, Path(scratch), launch=_train_quietly, num_steps=steps, shrink=shrink)
+    print(f"{'step':>4}  {'without a stop':>14}  {'resumed':>14}  verdict")
+    for step, (one, other) in found.losses.items():
+        verdict = "equal" if one == other else f"DIFFERS by {abs(one - other):.1e}"
+        note = ", stopped after it" if step == found.stopped_after else ""
+        print(f"{step:>4}  {one:>14.9f}  {other:>14.9f}  {verdict}{note}")
+    for difference in found.differences[:8]:
+        print(f"{difference.group} {difference.name}: {difference.describe()}")
+    num_equal = found.num_tensors - len(found.differences)
+    print(f"{num_equal} of {found.num_tensors} final tensors are equal to the bit")
+    if not found.is_right:
+        raise TrainingError(f"a run resumed after step {found.stopped_after} is another run", where="resume")
 
 
 def _train_quietly(config: "TrainConfig", file: Path) -> int:

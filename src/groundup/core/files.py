@@ -63,10 +63,10 @@ def user_cache_dir(name: str) -> Path:
     return (named if named.is_absolute() else Path.home() / ".cache") / "groundup" / name
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Writes ``value`` as indented JSON, atomically."""
+def write_json(path: Path, value: Any, *, indent: int | None = 2) -> None:
+    """Writes ``value`` as JSON, atomically; for people to read unless ``indent`` is None."""
     with atomic_write(path) as file:
-        file.write(json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n")
+        file.write(json.dumps(value, indent=indent, ensure_ascii=False).encode() + b"\n")
 
 
 def read_json(path: Path) -> Any:

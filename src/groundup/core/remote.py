@@ -7,7 +7,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from groundup.core.errors import ConfigError, DataError, MachineError
@@ -160,19 +160,40 @@ class Store:
         """
         return self.insist(url, lambda: self._read(url, begin, end), stop)
 
+    def put(self, path: Path, url: str) -> None:
+        """Copies a file to the store.
+
+        Raises:
+            MachineError: It cannot be written there.
+        """
+
+        def copy() -> None:
+            self._filesystem.makedirs(url.rpartition("/")[0], exist_ok=True)
+            self._filesystem.put_file(str(path), url)
+
+        self.insist(url, copy, what="written")
+
     def stream(self, url: str) -> Iterator[bytes]:
         """The content of a file from its beginning, piece by piece; once, without further tries."""
         with self._filesystem.open(url, "rb", block_size=0) as file:
             while piece := file.read(_STREAM_BYTES):
                 yield piece
 
-    def insist(self, url: str, action: Callable[[], T], stop: threading.Event | None = None) -> T:
+    def insist(
+        self,
+        url: str,
+        action: Callable[[], T],
+        stop: threading.Event | None = None,
+        *,
+        what: str = "read",
+    ) -> T:
         """Does something again and again while it fails for passing reasons, waiting longer each time.
 
         Args:
             url: What it is done to, for messages.
             action: Done anew each time.
             stop: Once it is set, nobody waits for the result: there are no further tries.
+            what: Is done, for messages.
 
         Raises:
             MachineError: It failed for good.
@@ -187,7 +208,7 @@ class Store:
             except _errors() as error:
                 wait = next(waits, None)
                 if wait is None or not _may_pass(error) or (stop and stop.is_set()):
-                    raise _failure(url, error) from None
+                    raise _failure(url, error, what) from None
                 logger.info("%s: %s; trying again in %g s", url, _said(error), wait)
                 time.sleep(wait)
 
@@ -287,11 +308,11 @@ def _said(error: Exception) -> str:
     return status or str(error) or type(error).__name__
 
 
-def _failure(url: str, error: Exception) -> MachineError:
+def _failure(url: str, error: Exception, what: str) -> MachineError:
     if type(error).__name__ in _NO_CREDENTIALS or isinstance(error, PermissionError):
         fix = "Set the store's credentials, or for a public one e.g. FSSPEC_S3_ANON=true."
     elif isinstance(error, _PERMANENT):
         fix = "Check the URL."
     else:
         fix = "See that the store can be reached; the same command continues."
-    return MachineError(f"cannot be read ({_said(error)})", where=url, fix=fix)
+    return MachineError(f"cannot be {what} ({_said(error)})", where=url, fix=fix)

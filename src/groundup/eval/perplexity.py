@@ -4,6 +4,7 @@ Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D 
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from torch.nn.functional import cross_entropy, linear
 from groundup.core.errors import DataError
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
-from groundup.parallel.gather import whole
+from groundup.parallel.whereabouts import progress_continues
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions
 from groundup.tokens.tokenizer import Tokenizer
@@ -26,6 +27,9 @@ from groundup.tokens.tokenizer import Tokenizer
 _LOGITS_BYTES = 64 << 20
 """Most memory that the fp32 logits of a chunk of tokens take."""
 _CHUNK = 1 << 22
+
+SummedLoss = Callable[[Predictions], float]
+"""The loss summed over a batch's targets, in nats."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,12 +109,14 @@ def perplexity(
             _check_ids(piece, "position", begin, config.vocab_size)
             yield predictions(np.array(sliding_window_view(piece, width + 1)[::width]))
 
-    return _evaluation(model, config, batches(), byte_lengths, on_progress)
+    with evaluating(model), torch.no_grad():
+        losses = functools.partial(summed_loss, model, config.vocab_size)
+        return _evaluation(losses, batches(), byte_lengths, on_progress)
 
 
 def perplexity_of_samples(
-    model: nn.Module,
-    config: ModelConfig,
+    summed_loss: SummedLoss,
+    vocab_size: int,
     samples: Samples,
     *,
     num_samples: int = 0,
@@ -121,8 +127,8 @@ def perplexity_of_samples(
     """Predicts what a model is trained to predict, in the first samples in file order.
 
     Args:
-        model: On its device; put into evaluation mode for the while.
-        config: Its architecture.
+        summed_loss: The model, in evaluation mode.
+        vocab_size: Its true vocabulary.
         samples: A split, or a blend of several sources' splits.
         num_samples: Samples to take, at most those of one epoch; 0 for all of these.
         mask_documents: Predict each token from its own document alone, and no document's first.
@@ -139,30 +145,28 @@ def perplexity_of_samples(
             count = min(batch_size, total - first)
             batch = read_predictions(samples, first, count, ordered=True, mask_documents=mask_documents)
             for ids in (batch.tokens_BT, batch.targets_BT):
-                _check_ids(ids, f"{samples.name}, sample", first, config.vocab_size)
+                _check_ids(ids, f"{samples.name}, sample", first, vocab_size)
             yield batch
 
-    return _evaluation(model, config, batches(), byte_lengths, None)
+    return _evaluation(summed_loss, batches(), byte_lengths, None)
 
 
 def _evaluation(
-    model: nn.Module,
-    config: ModelConfig,
+    summed_loss: SummedLoss,
     batches: Iterable[Predictions],
     byte_lengths: npt.NDArray[np.int64] | None,
     on_progress: Callable[[int], None] | None,
 ) -> Evaluation:
-    device = next(model.parameters()).device
     total_loss, num_tokens, num_bytes = 0.0, 0, 0
-    with evaluating(model), torch.no_grad():
-        for batch in batches:
-            total_loss += _summed_loss(model, config.vocab_size, batch, device)
-            targets = batch.targets_BT[batch.targets_BT != PADDING]
-            num_tokens += len(targets)
-            if byte_lengths is not None:
-                num_bytes += int(byte_lengths[targets].sum())
-            if on_progress:
-                on_progress(len(targets))
+    for batch in batches:
+        progress_continues()
+        total_loss += summed_loss(batch)
+        targets = batch.targets_BT[batch.targets_BT != PADDING]
+        num_tokens += len(targets)
+        if byte_lengths is not None:
+            num_bytes += int(byte_lengths[targets].sum())
+        if on_progress:
+            on_progress(len(targets))
     if num_tokens == 0:
         raise DataError(
             "there is nothing to predict: each document has one token",
@@ -202,15 +206,16 @@ def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[i
         yield whole * length, 1, rest
 
 
-def _summed_loss(model: Any, vocab_size: int, batch: Predictions, device: torch.device) -> float:
+def summed_loss(model: Any, vocab_size: int, batch: Predictions) -> float:
     """The summed loss of a batch; fp32 logits are held for one chunk of tokens at a time."""
+    device = next(model.parameters()).device
     tokens_BT, targets_BT, positions_BT, documents_BT = (
         None if array is None else torch.from_numpy(array).to(device)
         for array in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT)
     )
     assert targets_BT is not None, "every batch has them"
     hidden_MD = model(tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT).flatten(0, 1)
-    head_VD = whole(model.head.weight)[:vocab_size]
+    head_VD = model.head.weight[:vocab_size]
     rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
     total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
     for hidden_CD, targets_C in zip(

@@ -1,15 +1,13 @@
-"""Causal self-attention, multi-head and grouped-query, over PyTorch's fused kernels.
+"""Causal self-attention, multi-head and grouped-query.
 
-Shapes: B batch, T new tokens, S tokens attended to, D model, N heads, K kv heads, H head dim.
+Shapes: B batch, T new tokens, D model, N heads, K kv heads, H head dim.
 """
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
-from groundup.models.blocked_attention import blocked_causal_attention
 from groundup.models.cache import KeyValueCache
-from groundup.models.document_mask import DocumentMask, repeat_heads
+from groundup.models.masks import Mask
 
 
 class Rope:
@@ -78,12 +76,12 @@ class Attention(nn.Module):
         self,
         x_BTD: Tensor,
         *,
+        mask: Mask,
         angles: tuple[Tensor, Tensor] | None = None,
-        documents: DocumentMask | None = None,
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> Tensor:
-        """Attends from each token to itself and those before it, of its document; returns [B, T, D]."""
+        """Attends from each token to those that the mask lets it see; returns [B, T, D]."""
         q_BNTH, k_BKTH, v_BKTH = (
             project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.wq, self.wk, self.wv)
@@ -93,25 +91,5 @@ class Attention(nn.Module):
         if cache is not None:
             k_BKTH, v_BKTH = cache.append(layer, k_BKTH, v_BKTH)
         dropout = self.dropout if self.training else 0.0
-        if documents is None:
-            y_BNTH = attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
-        else:
-            y_BNTH = documents.attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
+        y_BNTH = mask.attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
         return self.wo(y_BNTH.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]
-
-
-def attend(q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float = 0.0) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v, where the T queries are the last of the S tokens; returns [B, N, T, H]."""
-    num_new, num_all = q_BNTH.shape[2], k_BKSH.shape[2]
-    grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
-    causal = num_new == num_all > 1
-    if causal and not dropout and q_BNTH.device.type == "cpu" and q_BNTH.dtype == torch.bfloat16:
-        k_BKSH, v_BKSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
-        with torch.autocast("cpu", enabled=False):
-            return blocked_causal_attention(q_BNTH, k_BKSH, v_BKSH)
-    mask = None
-    if 1 < num_new < num_all:  # SDPA's own causal mask is aligned to the first token, not the last
-        mask = torch.ones(num_new, num_all, dtype=torch.bool, device=q_BNTH.device).tril(num_all - num_new)
-    return scaled_dot_product_attention(
-        q_BNTH, k_BKSH, v_BKSH, attn_mask=mask, dropout_p=dropout, is_causal=causal, enable_gqa=grouped
-    )

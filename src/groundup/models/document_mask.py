@@ -6,7 +6,10 @@ Three kernels give the same result; which one runs follows from the device, the 
 - blocks of queries against the keys of their documents (``blocked_attention``), on a CPU;
 - PyTorch's attention with a dense mask, everywhere else, and wherever attention has dropout.
 
-Shapes: B rows, T tokens of a row, M = B T, N heads, K kv heads, H head dim, R documents of all rows.
+The queries may be those of the last tokens of a row only; keys are of all of them.
+
+Shapes: B rows, S tokens of a row, T of them with a query, M tokens of all rows, N heads, K kv heads,
+H head dim, R documents of all rows.
 """
 
 from collections.abc import Sequence
@@ -24,78 +27,100 @@ from groundup.models.blocked_attention import Keys, blocked_causal_attention, do
 class DocumentBlocks:
     """For ``blocked_causal_attention``."""
 
-    def __init__(self, documents_BT: Tensor, dtype: torch.dtype) -> None:
-        self.blocks: Sequence[Keys] = document_blocks(documents_BT, dtype)
+    def __init__(self, documents_BS: Tensor, dtype: torch.dtype, *, first_query: int = 0) -> None:
+        self.blocks: Sequence[Keys] = document_blocks(documents_BS, dtype, first_query=first_query)
 
     # Not compiled: the sizes of the blocks differ from batch to batch.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def attend(self, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, dropout: float) -> Tensor:
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
         """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
         assert not dropout, "the dense mask is for dropout"
-        k_BNTH, v_BNTH = repeat_heads(k_BKTH, q_BNTH), repeat_heads(v_BKTH, q_BNTH)
+        k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
         with torch.autocast("cpu", enabled=False):
-            return blocked_causal_attention(q_BNTH, k_BNTH, v_BNTH, self.blocks)
+            return blocked_causal_attention(q_BNTH, k_BNSH, v_BNSH, self.blocks)
 
 
 class DocumentOffsets:
-    """For variable-length attention: where each document begins in the rows, one behind the other."""
+    """For variable-length attention: where each document begins in the rows, one behind the other.
 
-    def __init__(self, documents_BT: Tensor) -> None:
-        self.offsets_R = document_offsets(documents_BT)
+    A document's queries are those of its last tokens, as the kernel has it; documents without a query are
+    left out.
+    """
 
-    def attend(self, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, dropout: float) -> Tensor:
+    def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
+        self.query_offsets_R = document_offsets(documents_BS[:, first_query:])
+        self.key_offsets_R = self.query_offsets_R
+        self.keys_M: Tensor | None = None  # the tokens that some query sees, where these are not all
+        if first_query:
+            seen_BS = documents_BS >= documents_BS[:, first_query : first_query + 1]
+            self.keys_M = seen_BS.flatten().nonzero().flatten()
+            self.key_offsets_R = _offsets(_document_starts(documents_BS).flatten()[self.keys_M])
+
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
         """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
         assert not dropout, "the dense mask is for dropout"
-        rows, _, length, _ = q_BNTH.shape
         # torch 2.11's varlen_attn has no option for grouped heads.
-        k_BNTH, v_BNTH = repeat_heads(k_BKTH, q_BNTH), repeat_heads(v_BKTH, q_BNTH)
-        q_MNH, k_MNH, v_MNH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNTH, k_BNTH, v_BNTH))
-        offsets_R = self.offsets_R
-        causal = (-1, 0)
-        y_MNH = varlen_attn(q_MNH, k_MNH, v_MNH, offsets_R, offsets_R, length, length, window_size=causal)
+        k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
+        q_MNH, k_MNH, v_MNH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNTH, k_BNSH, v_BNSH))
+        if self.keys_M is not None:
+            k_MNH, v_MNH = k_MNH.index_select(0, self.keys_M), v_MNH.index_select(0, self.keys_M)
+        rows, _, num_queries, _ = q_BNTH.shape
+        y_MNH = varlen_attn(
+            q_MNH,
+            k_MNH,
+            v_MNH,
+            self.query_offsets_R,
+            self.key_offsets_R,
+            num_queries,
+            k_BKSH.shape[2],
+            window_size=(-1, 0),  # causal
+        )
         assert isinstance(y_MNH, Tensor), "it was asked for nothing else"
-        y_BTNH: Tensor = y_MNH.unflatten(0, (rows, length))
+        y_BTNH: Tensor = y_MNH.unflatten(0, (rows, num_queries))
         return y_BTNH.transpose(1, 2)
 
 
 class DenseMask:
     """For PyTorch's attention."""
 
-    def __init__(self, documents_BT: Tensor) -> None:
-        self.mask_B1TT = dense_mask(documents_BT)
+    def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
+        self.mask_B1TS = dense_mask(documents_BS, first_query=first_query)
 
-    def attend(self, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, dropout: float) -> Tensor:
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
         """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
-        grouped = q_BNTH.shape[1] != k_BKTH.shape[1]
+        grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
         return scaled_dot_product_attention(
-            q_BNTH, k_BKTH, v_BKTH, attn_mask=self.mask_B1TT, dropout_p=dropout, enable_gqa=grouped
+            q_BNTH, k_BKSH, v_BKSH, attn_mask=self.mask_B1TS, dropout_p=dropout, enable_gqa=grouped
         )
 
 
 DocumentMask = DocumentBlocks | DocumentOffsets | DenseMask
 
 
-def document_mask(documents_BT: Tensor, *, like: Tensor, head_dim: int, dropout: float) -> DocumentMask:
+def document_mask(
+    documents_BS: Tensor, *, like: Tensor, head_dim: int, dropout: float, first_query: int = 0
+) -> DocumentMask:
     """What the layers of this forward pass need to keep attention within documents.
 
     Args:
-        documents_BT: Number of each token's document within its row, not decreasing along it.
+        documents_BS: Number of each token's document within its row, not decreasing along it.
         like: Any activation; its device and dtype (autocast's, where it is on) are the attention's.
         head_dim: H.
         dropout: Of attention weights, in this pass.
+        first_query: The first token of a row that has a query; those after it have one too.
     """
     device = like.device
     autocast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocast else like.dtype
     if dropout:
-        return DenseMask(documents_BT)
+        return DenseMask(documents_BS, first_query=first_query)
     if device.type == "cpu":
-        return DocumentBlocks(documents_BT, dtype)
+        return DocumentBlocks(documents_BS, dtype, first_query=first_query)
     if device.type == "cuda" and varlen_attention_fits(
         dtype, head_dim, capability=torch.cuda.get_device_capability(device)
     ):
-        return DocumentOffsets(documents_BT)
-    return DenseMask(documents_BT)
+        return DocumentOffsets(documents_BS, first_query=first_query)
+    return DenseMask(documents_BS, first_query=first_query)
 
 
 def varlen_attention_fits(dtype: torch.dtype, head_dim: int, *, capability: tuple[int, int]) -> bool:
@@ -114,20 +139,34 @@ def varlen_attention_fits(dtype: torch.dtype, head_dim: int, *, capability: tupl
     )
 
 
-def document_offsets(documents_BT: Tensor) -> Tensor:
-    """Where each document begins in the B T tokens, and their number behind: int32 [R + 1]."""
-    starts_M = (documents_BT.diff(dim=1, prepend=documents_BT[:, :1] - 1) != 0).flatten()
+def document_offsets(documents_BS: Tensor) -> Tensor:
+    """Where each document begins in the B S tokens, and their number behind: int32 [R + 1]."""
+    return _offsets(_document_starts(documents_BS).flatten())
+
+
+def dense_mask(documents_BS: Tensor, *, first_query: int = 0) -> Tensor:
+    """True where token t sees token s, one not after it in the same document: bool [B, 1, T, S].
+
+    Args:
+        documents_BS: Number of each token's document within its row.
+        first_query: The first of the T tokens, which are the last of the S.
+    """
+    same_BTS = documents_BS[:, first_query:].unsqueeze(2) == documents_BS.unsqueeze(1)
+    return same_BTS.tril(first_query).unsqueeze(1)
+
+
+def repeat_heads(k_BKSH: Tensor, q_BNTH: Tensor) -> Tensor:
+    """Keys or values with as many heads as the queries have: [B, N, S, H]."""
+    repeats = q_BNTH.shape[1] // k_BKSH.shape[1]
+    return k_BKSH if repeats == 1 else k_BKSH.repeat_interleave(repeats, 1)
+
+
+def _document_starts(documents_BS: Tensor) -> Tensor:
+    """Whether a token is its document's first in the row: bool [B, S]."""
+    return documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
+
+
+def _offsets(starts_M: Tensor) -> Tensor:
+    """Indices of what is true, and the number of all behind: int32."""
     offsets_R = starts_M.nonzero().flatten()
     return torch.cat((offsets_R, offsets_R.new_tensor([starts_M.numel()]))).int()
-
-
-def dense_mask(documents_BT: Tensor) -> Tensor:
-    """True where token t sees token s, one not after it in the same document: bool [B, 1, T, T]."""
-    same_BTT = documents_BT.unsqueeze(2) == documents_BT.unsqueeze(1)
-    return same_BTT.tril().unsqueeze(1)
-
-
-def repeat_heads(k_BKTH: Tensor, q_BNTH: Tensor) -> Tensor:
-    """Keys or values with as many heads as the queries have: [B, N, T, H]."""
-    repeats = q_BNTH.shape[1] // k_BKTH.shape[1]
-    return k_BKTH if repeats == 1 else k_BKTH.repeat_interleave(repeats, 1)

@@ -13,7 +13,7 @@ from groundup.core.config import config
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
 from groundup.models.cache import KeyValueCache
-from groundup.models.document_mask import DocumentMask, document_mask
+from groundup.models.masks import Mask, Masks
 from groundup.models.spec import Axes
 
 AXES: Axes = {
@@ -144,33 +144,41 @@ class Block(nn.Module):
         self,
         x_BTD: Tensor,
         *,
-        documents: DocumentMask | None = None,
+        mask: Mask,
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        attended_BTD = self.attention(
-            self.attention_norm(x_BTD), documents=documents, cache=cache, layer=layer
-        )
+        attended_BTD = self.attention(self.attention_norm(x_BTD), mask=mask, cache=cache, layer=layer)
         x_BTD = x_BTD + dropout(attended_BTD, self.dropout, self.training)
         return x_BTD + dropout(self.mlp(self.mlp_norm(x_BTD)), self.dropout, self.training)
 
 
 class GPT2(nn.Module):
-    """The whole model; ``forward`` ends before the head, whose weight the loss uses."""
+    """The whole model; ``forward`` ends before the head, whose weight the loss uses.
+
+    Without some of its layers, or with None for an end, it is a part of a model, and takes and returns
+    hidden states [B, T, D] in place of what it lacks.
+    """
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.config = config
-        self.embed = Embedding(config)
+        self.embed: Embedding | None = Embedding(config)
+        self.masks: nn.Module = Masks(head_dim=config.head_dim, dropout=config.attention_dropout)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
-        self.head = nn.Linear(config.hidden_size, padded_vocab_size(config.vocab_size), bias=False)
+        self.norm: nn.LayerNorm | None = nn.LayerNorm(
+            config.hidden_size, eps=config.norm_eps, bias=config.bias
+        )
+        self.head: nn.Linear | None = nn.Linear(
+            config.hidden_size, padded_vocab_size(config.vocab_size), bias=False
+        )
         self.tie_weights()
 
     def tie_weights(self) -> None:
         """Makes the head the token embedding, where the config says so; to repeat after a move off meta."""
         if self.config.tied_embedding:
+            assert self.head is not None and self.embed is not None, "a part of a model ties nothing"
             self.head.weight = self.embed.tokens.weight
 
     def forward(
@@ -194,15 +202,12 @@ class GPT2(nn.Module):
         past = cache.length if cache else 0
         if positions_BT is None:
             positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
-        x_BTD = dropout(self.embed(tokens_BT, positions_BT), self.config.dropout, self.training)
-        documents = None
-        if documents_BT is not None:
-            attention_dropout = self.config.attention_dropout if self.training else 0.0
-            documents = document_mask(
-                documents_BT, like=x_BTD, head_dim=self.config.head_dim, dropout=attention_dropout
-            )
+        x_BTD = tokens_BT
+        if self.embed is not None:
+            x_BTD = dropout(self.embed(tokens_BT, positions_BT), self.config.dropout, self.training)
+        mask = self.masks(documents_BT, like=x_BTD)
         for name, block in self.layers.items():
-            x_BTD = block(x_BTD, documents=documents, cache=cache, layer=int(name))
+            x_BTD = block(x_BTD, mask=mask, cache=cache, layer=int(name))
         if cache is not None:
             cache.advance(tokens_BT.shape[1])
-        return self.norm(x_BTD)  # type: ignore[no-any-return]
+        return x_BTD if self.norm is None else self.norm(x_BTD)

@@ -1,24 +1,50 @@
 """The techniques of a layout, in the one order in which they go together."""
 
+import contextlib
+from collections.abc import Callable
+
 from groundup.models import Model
 from groundup.parallel.compiling import compile_layers
+from groundup.parallel.context import apply_context
+from groundup.parallel.pipeline import Pipeline
+from groundup.parallel.recompute import Recompute, recompute_layers
 from groundup.parallel.sharding import shard_over_data
 from groundup.parallel.team import Team
 from groundup.parallel.tensor import parallelize_tensors
 
 
-def parallelize(model: Model, team: Team, *, compile: bool) -> None:  # noqa: A002  # the setting's name
+def parallelize(
+    model: Model,
+    team: Team,
+    *,
+    recompute: Recompute,
+    compile: bool,  # noqa: A002  # the setting's name
+    precision: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Pipeline | None:
     """Spreads a model over the ranks of a run, in place.
 
     Args:
-        model: With its weights, the same on all ranks.
+        model: With its weights, the same on all ranks; left with what this rank has of them.
         team: This rank among the others.
+        recompute: What layers compute again in the backward pass.
         compile: Compile each layer.
+        precision: Makes the context of a stage's forward pass.
+
+    Returns:
+        How micro-batches pass through the stages of a pipeline; None where each rank has all layers.
     """
     mesh, layout = team.mesh, team.layout
+    # First: the others go by what is left of the model.
+    pipeline = Pipeline(model, team, precision) if layout.pp > 1 else None
     if mesh is not None and layout.tp > 1:
         parallelize_tensors(model, model.config, mesh["tp"])  # each layer over its tensor-parallel ranks
+    parts = list(pipeline.parts.values()) if pipeline else [model]
+    if team.context is not None:
+        for part in parts:
+            apply_context(part, team.context)
+    recompute_layers(model, recompute)  # within what is compiled, so that the compiler knows of it
     if compile:
         compile_layers(model)
-    if mesh is not None and layout.dp > 1:
-        shard_over_data(model, layout, mesh)  # last: it gathers what compiled layers compute with
+    if mesh is not None and team.num_copies > 1:
+        shard_over_data(parts, layout, mesh)  # last: it gathers what compiled layers compute with
+    return pipeline

@@ -70,10 +70,10 @@ def _hint(failure: Failure, oom_kills: int) -> str:
         return "It ended while the others still needed it."
     if code is not None:
         return "It left no exception."
-    if _OUT_OF_MEMORY.search(f"{failure.kind}: {failure.message}"):
+    if not failure.needs_user and _OUT_OF_MEMORY.search(f"{failure.kind}: {failure.message}"):
         return (
             "The GPU's memory is full. Halve micro_batch_size (global_batch_size stays, so the losses do);"
-            " next, layout.zero=3, or a larger layout.tp."
+            " next, recompute.mode=selective, layout.zero=3, or a larger layout.tp."
         )
     if "EADDRINUSE" in failure.message or "address already in use" in failure.message.lower():
         return "Another program took the port where the ranks meet: run again, or set MASTER_PORT."

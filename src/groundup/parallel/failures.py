@@ -1,33 +1,30 @@
 """What a rank leaves behind when it fails, and which of several failures came first.
 
-A rank under the launcher writes its exception to a file at once, and keeps its step and phase in a page of
-memory that outlives it, so that a rank that is killed can be told from the ranks that die of its death.
+A rank writes its exception to a file at once; a rank that is killed leaves its last place (see
+``whereabouts``). So that which failed can be told from those that die of its death.
 """
 
-import contextlib
 import dataclasses
-import functools
-import mmap
 import os
 import re
+import shutil
 import signal
 import socket
-import struct
-import time
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
-from groundup.core.errors import DataError, GroundupError
+from groundup.core.errors import DataError
 from groundup.core.files import read_json, write_json
-from groundup.parallel.launched import launched
+from groundup.parallel.launched import launch_name
+from groundup.parallel.whereabouts import Place, read_place
 
-FOLDER_VARIABLE = "GROUNDUP_FAILURES"
-"""Names the folder in which ranks leave their failures; unset where nobody reads them."""
+REQUESTED = "Interrupted"
+"""The exception of a rank that was asked to stop, and has saved."""
 
-_REQUESTED = "Interrupted"  # the exception of a rank that was asked to stop, and has saved
+HANG = "Hang"
+"""The kind of failure of a rank that does not get on."""
 
-_PLACE = struct.Struct("<qdB47s")  # step, Unix time, bytes of phase, phase
+_ATTEMPT = "attempt-"
 _DIED_OF_A_PEER = re.compile(
     r"connection (was )?(closed|reset|refused)|closed by peer|broken pipe|connectFullMesh failed"
     r"|remote process (has )?exited|remoteError|communicator was aborted|recvValue failed|sendBytes failed"
@@ -47,11 +44,13 @@ class Failure:
         time: Unix time of the exception, or at which its end was seen.
         step: Training step in hand, from 1; 0 before the first.
         phase: What it was doing.
-        kind: Class of the exception; ``exit`` for an end without one.
+        kind: Class of the exception; ``exit`` for an end without one, ``Hang`` for none at all.
         message: Of the exception.
         traceback: Of the exception, as Python prints it; empty where the user can mend it.
         host: Name of its machine.
         exit_code: Status of the process, negative for a signal; None where an exception was recorded.
+        needs_user: Whether it would come again however often the run is restarted.
+        launch: Of which launch it is one.
     """
 
     rank: int
@@ -63,77 +62,49 @@ class Failure:
     traceback: str = ""
     host: str = dataclasses.field(default_factory=socket.gethostname)
     exit_code: int | None = None
+    needs_user: bool = False
+    launch: str = dataclasses.field(default_factory=launch_name)
 
     @property
     def follows_another(self) -> bool:
         """Whether it reads like the death of a rank whose peer is gone."""
-        return bool(_DIED_OF_A_PEER.search(self.message))
+        return self.kind != HANG and bool(_DIED_OF_A_PEER.search(self.message))
 
 
-def progress_note(step: int, phase: str) -> None:
-    """Notes where this rank is, for the report of a failure; cheap (under a microsecond).
+def write_record(folder: Path, failure: Failure) -> None:
+    """Leaves a failure where the launcher and the other ranks look for it.
 
-    Args:
-        step: Training step in hand.
-        phase: What is being done: "data", "forward", "backward", ...
+    Raises:
+        OSError: It cannot be written: a full disk may be the failure itself.
     """
-    _here.step, _here.phase = step, phase
-    page = _page()
-    if page:
-        text = phase.encode()[:47]
-        _PLACE.pack_into(page, 0, step, time.time(), len(text), text)
-
-
-def record_failure(error: BaseException) -> bool:
-    """Leaves this rank's exception where the launcher looks for it; without a launcher, does nothing.
-
-    Returns:
-        Whether to say nothing of it here: this rank shares the launcher's terminal, and it is the launcher
-        that tells the first failure from those that follow.
-    """
-    folder = os.environ.get(FOLDER_VARIABLE)
-    rank = launched() if folder else None
-    if not folder or not rank:
-        return False
-    mendable = isinstance(error, GroundupError)
-    record = Failure(
-        rank=rank.rank,
-        time=time.time(),
-        step=_here.step,
-        phase=_here.phase,
-        kind=type(error).__name__,
-        message=str(error) or repr(error),
-        traceback="" if mendable else "".join(traceback.format_exception(error)),
-    )
-    try:
-        write_json(_record_path(Path(folder), rank.rank), dataclasses.asdict(record))
-    except OSError:  # a full disk may be the failure itself: the caller prints it then
-        return False
-    return rank.rank == 0 and record.kind != _REQUESTED
+    write_json(_record_path(folder, failure.rank), dataclasses.asdict(failure))
 
 
 def read_record(folder: Path, rank: int) -> Failure | None:
-    """The exception that a rank left; None where it left none."""
+    """The failure that a rank of this launch left; None where it left none."""
     try:
-        return Failure(**read_json(_record_path(folder, rank)))
+        found = Failure(**read_json(_record_path(folder, rank)))
     except DataError:
         return None
+    return found if found.launch == launch_name() else None
+
+
+def read_records(folder: Path, world_size: int) -> list[Failure]:
+    """All that the ranks of this launch left."""
+    found = (read_record(folder, rank) for rank in range(world_size))
+    return [failure for failure in found if failure]
 
 
 def failure_of_exit(folder: Path, rank: int, exit_code: int, seen: float, output: str) -> Failure:
     """The failure of a rank that ended without leaving an exception.
 
     Args:
-        folder: Where its progress is.
+        folder: Where its place is.
         rank: Which one.
         exit_code: Status of the process, negative for a signal.
         seen: Unix time at which the end was seen.
         output: The last lines it wrote.
     """
-    step, phase = 0, "start"
-    with contextlib.suppress(FileNotFoundError, struct.error):
-        step, _, size, text = _PLACE.unpack_from(_page_path(folder, rank).read_bytes())
-        phase = text[:size].decode(errors="replace") or phase
     said = f"ended with exit code {exit_code}"
     if exit_code < 0:
         said = f"killed by signal {-exit_code} ({signal.Signals(-exit_code).name})"
@@ -142,49 +113,67 @@ def failure_of_exit(folder: Path, rank: int, exit_code: int, seen: float, output
         said += f": {output.splitlines()[-1].strip()}"
     elif exit_code == -signal.SIGABRT and (reasons := re.findall(r"what\(\):\s*(.+)", output)):
         said += f": {reasons[-1]}"
+    place = read_place(folder, rank) or Place()
     return Failure(
-        rank=rank, time=seen, step=step, phase=phase, kind="exit", message=said, exit_code=exit_code
+        rank=rank,
+        time=seen,
+        step=place.step,
+        phase=place.phase,
+        kind="exit",
+        message=said,
+        host=place.host or socket.gethostname(),
+        exit_code=exit_code,
     )
 
 
 def first_failure(failures: Iterable[Failure]) -> Failure | None:
     """The one that the others followed from: the earliest that is not the loss of a peer."""
     return min(
-        (failure for failure in failures if failure.kind != _REQUESTED),
+        (failure for failure in failures if failure.kind != REQUESTED),
         key=lambda failure: (failure.follows_another, failure.time),
         default=None,
     )
 
 
-def clear(folder: Path) -> None:
-    """Removes what the ranks of an earlier launch left."""
+def clear(folder: Path, *, attempts: bool = False) -> None:
+    """Removes what the ranks of an earlier launch left; on request also what was put away of its attempts."""
+    for kept in folder.glob(f"{_ATTEMPT}*") if attempts else ():
+        shutil.rmtree(kept)
     for path in folder.glob("rank-*.*"):
         path.unlink()
 
 
-@dataclasses.dataclass(slots=True)
-class _Here:
-    step: int = 0
-    phase: str = "start"
+def clear_own(folder: Path, rank: int) -> None:
+    """Removes what a rank of an earlier launch left; for ranks without a launcher of ours."""
+    for path in folder.glob(f"rank-{rank}.*"):
+        path.unlink()
 
 
-_here = _Here()  # one process is at one place
+def put_away(folder: Path, attempt: int) -> None:
+    """Moves what the ranks of an attempt left into a folder of its own."""
+    kept = folder / f"{_ATTEMPT}{attempt}"
+    kept.mkdir(exist_ok=True)
+    for path in folder.glob("rank-*.*"):
+        path.replace(kept / path.name)
 
 
-@functools.cache
-def _page() -> mmap.mmap | None:
-    """This rank's page of progress, in the page cache of a file: it outlives a killed process."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    rank = launched() if folder else None
-    if not folder or not rank:
-        return None
-    with _page_path(Path(folder), rank.rank).open("w+b") as file:
-        file.truncate(_PLACE.size)
-        return mmap.mmap(file.fileno(), _PLACE.size)
+def stack_path(folder: Path, rank: int) -> Path:
+    """Where a rank's stacks are written when not even Python runs in it."""
+    return folder / f"rank-{rank}.stack"
 
 
-def _page_path(folder: Path, rank: int) -> Path:
-    return folder / f"rank-{rank}.progress"
+def is_gone(place: Place) -> bool:
+    """Whether a rank's process, on this machine, has ended; False on another machine."""
+    if place.host != socket.gethostname() or not place.process:
+        return False
+    try:
+        os.kill(place.process, 0)
+        state = Path(f"/proc/{place.process}/stat")
+        return state.is_file() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    except PermissionError:  # another user's has taken the number
+        return True
 
 
 def _record_path(folder: Path, rank: int) -> Path:

@@ -1,4 +1,4 @@
-"""Between tensors that are spread over ranks (DTensor) and whole ones; without ranks both are the same."""
+"""From tensors that are spread over ranks (DTensor) to whole ones; without ranks both are the same."""
 
 from torch import Tensor
 
@@ -9,12 +9,7 @@ def whole(tensor: Tensor) -> Tensor:
     return full_tensor() if full_tensor else tensor
 
 
-def placed_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, the same on all ranks, spread as another is; a scalar stays as it is."""
-    tensor = tensor.to(like.device)
-    if not hasattr(like, "placements") or tensor.ndim != like.ndim:
-        return tensor
-    from torch.distributed.tensor import DTensor, distribute_tensor
-
-    assert isinstance(like, DTensor)
-    return distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; to be called without autograd."""
+    to_local = getattr(tensor, "to_local", None)
+    return to_local() if to_local else tensor

@@ -1,26 +1,27 @@
-"""Starts the ranks of a run on this machine, and says which failed first."""
+"""Starts the ranks of a run on this machine, says which failed first, and starts them again on request."""
 
 import contextlib
-import ctypes
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from groundup.core.log import logger
 from groundup.core.processes import number_of_workers
 from groundup.parallel import failures
 from groundup.parallel.failure_report import count_oom_kills, describe_failure, evidence
-from groundup.parallel.failures import FOLDER_VARIABLE, Failure
+from groundup.parallel.failures import Failure
 from groundup.parallel.launched import Rank, launched, nodes_of_job
+from groundup.parallel.rank_log import Warnings
+from groundup.parallel.restarts import Restarts
+from groundup.parallel.starting import death_wish, free_port, signals_to
+from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 
 __all__ = ["Rank", "launched", "run_ranks"]
 
@@ -31,7 +32,6 @@ _SETTLE_SECONDS = 0.5  # after a failure: for what failed a moment before it and
 _PATIENCE_SECONDS = 3.0  # after the loss of a peer: for the peer's own failure
 _TERM_SECONDS = 5.0  # between asking a rank to end and killing it
 _STOP_SECONDS = 30.0  # when asked to stop: between the first rank's end and that of the last
-_PR_SET_PDEATHSIG = 1
 _OUTPUT_BYTES = 16_384
 
 
@@ -41,23 +41,28 @@ def run_ranks(
     *,
     command: Sequence[str] = _GROUNDUP,
     folder: Path | None = None,
+    max_restarts: int = 0,
+    newest_step: Callable[[], int] = lambda: 0,
 ) -> int:
     """Runs ``command arguments`` as several ranks on this machine, until all have ended.
 
-    Rank 0 writes to this terminal, the others to ``rank-N.log``. When one fails, the others end within 10
-    seconds, and the last words on stderr are the failure that came first. SIGINT, SIGTERM and SIGHUP are
-    passed on once, so that the ranks save and end; the second kills them. On Linux no rank outlives this
-    process. Call it from the main thread.
+    Rank 0 writes to this terminal, the others to ``rank-N.log``, but for their warnings. When one fails, the
+    others end within 10 seconds, and the last words on stderr are the failure that came first; then all
+    start again where that may help. SIGINT, SIGTERM and SIGHUP are passed on once, so that the ranks save
+    and end, and nothing starts again; the second kills them. On Linux no rank outlives this process. Call
+    it from the main thread.
 
     Args:
         world_size: Number of ranks.
         arguments: Of each.
         command: What is run.
         folder: For the ranks' output and failures, kept after a failure; a temporary one by default.
+        max_restarts: How often the ranks are started again after failures.
+        newest_step: Tells the step that they continue from then; 0 for the beginning.
 
     Returns:
-        0 where all ranks ended well; that of the first failure (128 + number of a signal); or 128 + number
-        of the signal that stopped them.
+        0 where all ranks ended well; that of the last attempt's first failure (128 + number of a signal); or
+        128 + number of the signal that stopped them.
     """
     if nodes_of_job() > 1:
         logger.warning(
@@ -71,35 +76,64 @@ def run_ranks(
             folder = Path(tempfile.mkdtemp(prefix="groundup-ranks-"))
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(_remove_when_empty, folder)
-        failures.clear(folder)
-        ranks = _Ranks(folder)
-        stack.enter_context(_signals_to(ranks.ask))
-        stack.callback(ranks.kill)  # whatever goes wrong here
-        ranks.start(world_size, (*command, *arguments))
-        ranks.wait()
-        code, failed = ranks.report()
-        if not failed:
-            failures.clear(folder)
-    return code
+        failures.clear(folder, attempts=True)
+        restarts = Restarts(max_restarts, newest_step)
+        asked: list[int] = []  # the signals that we were sent
+        ranks = _Ranks(folder, asked)
+
+        def ask(number: int) -> None:
+            asked.append(number)
+            ranks.ask()  # those of the present attempt
+
+        stack.enter_context(signals_to(ask))
+        stack.callback(lambda: ranks.kill())  # whatever goes wrong here
+        while True:
+            ranks.start(world_size, (*command, *arguments))
+            ranks.wait()
+            code, failure = ranks.end()
+            if failure is None:
+                failures.clear(folder)
+                return code
+            decision = restarts.decide(failure, oom_kills=ranks.oom_kills)
+            again = decision.again and not asked
+            if decision.words and not decision.again:
+                logger.warning("%s", decision.words)
+            ranks.report(failure)
+            if not again:
+                return code
+            logger.warning("%s", decision.words)
+            failures.put_away(folder, restarts.done)
+            ranks = _Ranks(folder, asked)
 
 
 class _Ranks:
     """The processes, what is known of their ends, and what is being done about it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, asked: Sequence[int]) -> None:
         self.folder = folder
+        self._asked = asked
         self.processes: list[subprocess.Popen[bytes]] = []
         self.ends: dict[int, tuple[int, float]] = {}  # rank -> exit code, Unix time
-        self.asked: int | None = None  # the signal that we were sent
         self._ending_since: float | None = None  # Unix time at which we told the ranks to end
         self._first_seen: dict[str, float] = {}
         self._seen: queue.Queue[tuple[int, int, float]] = queue.Queue()
-        self._oom_kills = count_oom_kills()
+        self._oom_kills_before = count_oom_kills()
+        self._warnings = Warnings()
+
+    @property
+    def asked(self) -> int | None:
+        """The signal by which the ranks were asked to end."""
+        return (signal.SIGINT if self._asked[0] == signal.SIGINT else signal.SIGTERM) if self._asked else None
+
+    @property
+    def oom_kills(self) -> int:
+        """Processes that the kernel has killed since the start for want of memory."""
+        return count_oom_kills() - self._oom_kills_before
 
     def start(self, world_size: int, command: Sequence[str]) -> None:
         threads = max(1, number_of_workers(None) // world_size)
-        port = _free_port()
-        die_with_us = _death_wish()
+        port = free_port()
+        die_with_us = death_wish()
         for number in range(world_size):
             rank = Rank(number, number, world_size, world_size, "127.0.0.1", port)
             environment = {
@@ -109,6 +143,7 @@ class _Ranks:
                 **os.environ,
                 **rank.environment(),
                 FOLDER_VARIABLE: str(self.folder.absolute()),
+                LAUNCHER_VARIABLE: str(self._warnings.descriptor),
             }
             with contextlib.ExitStack() as stack:
                 out = stack.enter_context(self._log(number).open("wb")) if number else None
@@ -118,12 +153,14 @@ class _Ranks:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
+                    pass_fds=(self._warnings.descriptor,),
                     start_new_session=True,  # Ctrl-C reaches us alone
-                    preexec_fn=die_with_us,  # no thread of ours is running yet
+                    preexec_fn=die_with_us,  # no thread of ours is running
                 )
             self.processes.append(process)
             if self.asked is not None:  # meanwhile
                 process.send_signal(self.asked)
+        self._warnings.listen()
         for number, process in enumerate(self.processes):
             threading.Thread(target=self._watch, args=(number, process), daemon=True).start()
 
@@ -139,14 +176,13 @@ class _Ranks:
             elif self._ending_since is not None and time.time() - self._ending_since > _TERM_SECONDS:
                 self.kill()
 
-    def ask(self, number: int) -> None:
-        """Passes a signal on to all ranks; the second time, kills them."""
-        if self.asked is not None:
+    def ask(self) -> None:
+        """Passes the first signal on to all ranks; after the second, kills them."""
+        if len(self._asked) > 1:
             self._ending_since = self._ending_since or time.time()
             self.kill()
-            return
-        self.asked = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
-        self._signal_all(self.asked)
+        elif self.asked is not None:
+            self._signal_all(self.asked)
 
     def kill(self) -> None:
         """Ends what is left, with all processes that it started."""
@@ -155,21 +191,24 @@ class _Ranks:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
 
-    def report(self) -> tuple[int, bool]:
-        """Says what failed first; returns the exit code of it all, and whether anything failed."""
+    def end(self) -> tuple[int, Failure | None]:
+        """When all have ended: the exit code of it all, and what failed first, if anything."""
+        self._warnings.close()
         failure = self._first_failure()
         codes = [code for code, _ in self.ends.values() if code]
-        if failure is None:
-            if self.asked is not None and codes:
-                return 128 + self.asked, False
-            return max(abs(code) for code in codes) if codes else 0, False
+        if failure is not None:
+            code = self.ends[failure.rank][0]
+            return 128 - code if code < 0 else code or 1, failure
+        if self.asked is not None and codes:
+            return 128 + self.asked, None
+        return max(abs(code) for code in codes) if codes else 0, None
+
+    def report(self, failure: Failure) -> None:
+        """Says what failed first."""
         log = self._log(failure.rank) if failure.rank else None
         sys.stderr.write(evidence(failure, self._output(failure.rank)))
-        oom_kills = count_oom_kills() - self._oom_kills
-        sys.stderr.write(describe_failure(failure, log=log, oom_kills=oom_kills) + "\n")
+        sys.stderr.write(describe_failure(failure, log=log, oom_kills=self.oom_kills) + "\n")
         sys.stderr.flush()
-        code = self.ends[failure.rank][0]
-        return 128 - code if code < 0 else code or 1, True
 
     def _must_end(self) -> bool:
         """Whether a rank has failed, and what may have caused it has had time to show."""
@@ -229,45 +268,6 @@ class _Ranks:
     def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
         code = process.wait()
         self._seen.put((number, code, time.time()))
-
-
-@contextlib.contextmanager
-def _signals_to(ask: Callable[[int], None]) -> Iterator[None]:
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        ask(number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    if before[signal.SIGHUP] == signal.SIG_IGN:  # nohup
-        del before[signal.SIGHUP]
-    for number in before:
-        signal.signal(number, pass_on)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _death_wish() -> Callable[[], None] | None:
-    """What a new process does to be killed when we end, however we end; only Linux can."""
-    if sys.platform != "linux":
-        return None
-    set_option = ctypes.CDLL(None, use_errno=True).prctl
-    parent = os.getpid()
-
-    def wish() -> None:
-        set_option(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # too late
-            os._exit(1)
-
-    return wish
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _remove_when_empty(folder: Path) -> None:

@@ -83,6 +83,23 @@ def launched(environment: Mapping[str, str] = os.environ) -> Rank | None:
     return Rank(rank, local_rank, world_size, local_world_size, address, port)
 
 
+def launch_name(environment: Mapping[str, str] = os.environ) -> str:
+    """Tells this launch of a job's ranks from an earlier one in the same folder; equal on all ranks."""
+    if "TORCHELASTIC_RUN_ID" in environment:
+        meeting = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+        names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *meeting]
+    elif "SLURM_STEP_ID" in environment:
+        names = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"]
+    else:
+        names = []
+    return " ".join(environment.get(name, "") for name in names)
+
+
+def is_worker_of_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun started this process, be it the only one."""
+    return "TORCHELASTIC_RUN_ID" in environment
+
+
 def nodes_of_job(environment: Mapping[str, str] = os.environ) -> int:
     """The number of machines of the Slurm job whose shell this is; 1 elsewhere."""
     return _number(environment, "SLURM_JOB_NUM_NODES", 1)

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import all_reduce
+from torch.distributed import ProcessGroup, all_reduce
 from torch.distributed.tensor import DTensor
 
 _PIECE = 1 << 16
 
 
-def total_norm(gradients: Sequence[Tensor]) -> float:
+def total_norm(gradients: Sequence[Tensor], stages: ProcessGroup | None = None) -> float:
     """The 2-norm of all gradients together; all ranks must call this together.
 
     Squares are summed in fp64 over pieces: on a CPU PyTorch's norm of a whole fp32 tensor loses 1e-5 of a
@@ -20,6 +20,7 @@ def total_norm(gradients: Sequence[Tensor]) -> float:
 
     Args:
         gradients: Whole, or spread as DTensors without open sums.
+        stages: Ranks that have other gradients of the same model; None where this one has all.
     """
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
     for gradient in gradients:
@@ -33,6 +34,10 @@ def total_norm(gradients: Sequence[Tensor]) -> float:
         for axis in sharded:
             all_reduce(squares, group=mesh.get_group(axis))
         total += float(squares)
+    if stages is not None:
+        sum_of_stages = torch.tensor(total, dtype=torch.float64, device=gradients[0].device)
+        all_reduce(sum_of_stages, group=stages)
+        total = float(sum_of_stages)
     return math.sqrt(total) if total >= 0 else math.nan
 
 

@@ -5,7 +5,7 @@ there is one engine for all stages.
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -15,35 +15,39 @@ from groundup.models import Model
 from groundup.parallel.layout import Layout
 
 
-def shard_over_data(model: Model, layout: Layout, mesh: DeviceMesh) -> None:
-    """Spreads a model over the data-parallel ranks, in place; its weights are the same on all of them.
+def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None:
+    """Spreads a rank's parts of a model over the data-parallel ranks, in place.
 
     Args:
-        model: With initial or loaded weights.
+        parts: With initial or loaded weights, the same on all of these ranks; the whole model is one part.
         layout: Worked out (``Layout.over``).
         mesh: With the axes "replicate" and "shard".
     """
-    hybrid = layout.shard < layout.dp
-    over = mesh["replicate", "shard"] if hybrid else mesh["shard"]
-    for layer in model.layers.values():
-        fully_shard(layer, mesh=over, reshard_after_forward=layout.zero == 3)
-    # The root holds the embedding and the head, whose weight the loss uses after the forward pass.
-    fully_shard(model, mesh=over, reshard_after_forward=False)
+    over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+    for part in parts:
+        for layer in part.layers.values():
+            fully_shard(layer, mesh=over, reshard_after_forward=layout.zero == 3)
+        # The root holds the embedding and the head, whose weight the loss uses after the forward pass.
+        fully_shard(part, mesh=over, reshard_after_forward=False)
 
 
 def synchronise_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
     """Says whether the coming backward pass is to reduce gradients over ranks.
 
     Up to ZeRO 1 only the last micro-batch's does; from ZeRO 2 on each, so that no rank holds them whole.
+    A pipeline's schedule says it itself: its last does.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last or layout.zero >= 2)
+        # Up to ZeRO 2 weights stay gathered from one micro-batch to the next.
+        model.set_reshard_after_backward(is_last or layout.zero == 3)
 
 
 @contextlib.contextmanager
-def left_sharded(model: nn.Module) -> Iterator[None]:
+def left_sharded(parts: Iterable[nn.Module]) -> Iterator[None]:
     """After the block, weights that a forward pass without backward has gathered are let go again."""
     yield
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
+    for part in parts:
+        for module in part.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()

@@ -1,12 +1,12 @@
 """This process among the ranks of a run: which one it is, and what they agree on together."""
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from groundup.core.errors import MachineError
@@ -23,7 +23,10 @@ class Team:
         size: Number of ranks.
         layout: Worked out for these ranks.
         device: Of this rank.
-        mesh: Axes "replicate", "shard", "tp"; None for one process alone.
+        mesh: Axes "pp", "replicate", "shard", "tp"; None for one process alone. Ranks that share the
+            tokens of a sequence (cp) count as data-parallel here: they have the same weights, and their
+            gradients are summed.
+        context: The ranks that share the tokens of this rank's sequences; None where it has them all.
     """
 
     rank: int
@@ -31,6 +34,7 @@ class Team:
     layout: Layout
     device: torch.device
     mesh: DeviceMesh | None
+    context: ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
@@ -45,13 +49,35 @@ class Team:
     @property
     def dp_rank(self) -> int:
         """Which share of each global batch this rank takes."""
-        return self.rank // self.layout.tp
+        return self.rank // (self.layout.cp * self.layout.tp) % self.layout.dp
 
-    def sum(self, values: Tensor) -> Tensor:
-        """The sum over data-parallel ranks, in place."""
-        if self.mesh is not None and self.dp > 1:
+    @property
+    def cp_rank(self) -> int:
+        """Which share of each sequence's tokens this rank takes."""
+        return self.rank // self.layout.tp % self.layout.cp
+
+    @property
+    def pp_rank(self) -> int:
+        """Which stages of the pipeline this rank has."""
+        return self.rank // (self.layout.dp * self.layout.cp * self.layout.tp)
+
+    @property
+    def num_copies(self) -> int:
+        """Ranks over which gradients are averaged: those of different samples, and of different tokens."""
+        return self.layout.dp * self.layout.cp
+
+    def sum(self, values: Tensor, *, over_stages: bool = False) -> Tensor:
+        """The sum over the ranks of different samples and tokens, in place; also over those of a pipeline."""
+        if self.mesh is not None and self.num_copies > 1:
             dist.all_reduce(values, group=self.mesh.get_group("dp"))
+        if self.mesh is not None and over_stages and self.layout.pp > 1:
+            dist.all_reduce(values, group=self.mesh.get_group("pp"))
         return values
+
+    @property
+    def stages(self) -> ProcessGroup | None:
+        """The ranks of this rank's pipeline; None where each rank has all layers."""
+        return self.mesh.get_group("pp") if self.mesh is not None and self.layout.pp > 1 else None
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set on any rank."""
@@ -97,7 +123,19 @@ def assemble(layout: Layout, rank: Rank | None, device: torch.device) -> Team:
     if not dist.is_initialized():
         dist.init_process_group(backend, rank=rank.rank, world_size=rank.world_size)
     layout = layout.over(rank.world_size)
-    shape: Sequence[int] = (layout.dp // layout.shard, layout.shard, layout.tp)
-    mesh = init_device_mesh(device.type, tuple(shape), mesh_dim_names=("replicate", "shard", "tp"))
+    # With ZeRO the ranks of a context share weights as data-parallel ranks do; without, they repeat them.
+    shard = layout.shard * layout.cp if layout.zero else 1
+    mesh = init_device_mesh(
+        device.type,
+        (layout.pp, layout.dp * layout.cp // shard, shard, layout.tp),
+        mesh_dim_names=("pp", "replicate", "shard", "tp"),
+    )
     mesh["replicate", "shard"]._flatten("dp")
-    return Team(rank=rank.rank, size=rank.world_size, layout=layout, device=device, mesh=mesh)
+    context = None
+    if layout.cp > 1:
+        names = ("copies", "cp", "tp")
+        sizes = (layout.pp * layout.dp, layout.cp, layout.tp)
+        context = init_device_mesh(device.type, sizes, mesh_dim_names=names).get_group("cp")
+    return Team(
+        rank=rank.rank, size=rank.world_size, layout=layout, device=device, mesh=mesh, context=context
+    )

@@ -75,13 +75,12 @@ def parallelize_tensors(model: nn.Module, config: ModelConfig, mesh: DeviceMesh)
     assert mesh.ndim == 1, "tensor parallelism is over one dimension of a mesh"
     if reasons := tensor_reasons(config, mesh.size(), sequence_length=mesh.size()):
         raise ConfigError(" ".join(reasons), where="layout.tp", fix=f"Choose a divisor, not {mesh.size()}.")
+    head, embed = getattr(model, "head", None), getattr(model, "embed", None)
+    tied = head is not None and embed is not None and head.weight is embed.tokens.weight
     parallelize_module(model, mesh, _plan(model, config, mesh), src_data_rank=None)
-    head = getattr(model, "head", None)
-    if head is None:
-        return
-    if config.tied_embedding and getattr(model, "embed", None) is not None:
+    if tied:
         model.tie_weights()  # type: ignore[operator]  # a method of every model
-    else:
+    elif head is not None:
         _distribute(head, mesh, Shard(0))
 
 

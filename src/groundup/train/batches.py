@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import DataError
+from groundup.parallel.context import tokens_of_rank
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, read_predictions
 from groundup.train.loss import IGNORE
@@ -42,23 +43,46 @@ class Batch:
     def split(self, micro_batch_size: int) -> Iterator["Batch"]:
         """Micro-batches of at most so many samples."""
         for first in range(0, len(self.tokens_BT), micro_batch_size):
-            yield self._changed(itemgetter(slice(first, first + micro_batch_size)))
+            yield self.changed(itemgetter(slice(first, first + micro_batch_size)))
 
     def to(self, device: torch.device) -> "Batch":
         """The batch on a device."""
-        return self._changed(lambda tensor: tensor.to(device, non_blocking=True))
+        return self.changed(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
         """The batch in page-locked memory, from which a GPU copies while it works."""
-        return self._changed(lambda tensor: tensor.pin_memory())
+        return self.changed(lambda tensor: tensor.pin_memory())
 
-    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        """The batch with each of its tensors changed."""
         return Batch(
             tokens_BT=change(self.tokens_BT),
             targets_BT=change(self.targets_BT),
             positions_BT=None if self.positions_BT is None else change(self.positions_BT),
             documents_BT=None if self.documents_BT is None else change(self.documents_BT),
         )
+
+
+def share_of_rows(batch: Batch, rank: int, ranks: int) -> Batch:
+    """A rank's share of a batch, of as many rows on each rank: those that are missing have no targets."""
+    share = -(-len(batch.tokens_BT) // ranks)
+    rows = torch.arange(rank * share, (rank + 1) * share)
+    chosen = rows.clamp_max(len(batch.tokens_BT) - 1)
+    part = batch.changed(lambda tensor: tensor[chosen])
+    targets_BT = part.targets_BT.masked_fill((rows != chosen).unsqueeze(1), IGNORE)
+    return dataclasses.replace(part, targets_BT=targets_BT)
+
+
+def share_of_tokens(batch: Batch, rank: int, ranks: int) -> Batch:
+    """A rank's share of each sample's tokens, under context parallelism; positions are then explicit."""
+    if ranks == 1:
+        return batch
+    positions_BT = batch.positions_BT
+    if positions_BT is None:
+        length = batch.tokens_BT.shape[1]
+        positions_BT = torch.arange(length, device=batch.tokens_BT.device).expand_as(batch.tokens_BT)
+    explicit = dataclasses.replace(batch, positions_BT=positions_BT)
+    return explicit.changed(lambda tensor: tokens_of_rank(tensor, rank, ranks))
 
 
 def read_batch(

@@ -2,13 +2,14 @@
 
 import dataclasses
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from groundup.checkpoint import store
-from groundup.checkpoint.logical import load_weights
+from groundup.checkpoint.writer import Writer
 from groundup.core.config import to_dict, to_yaml
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.files import atomic_write
@@ -28,6 +29,8 @@ from groundup.tokens.samples.splits import Splits, open_splits, require_plan, to
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
+from groundup.train.ema import WeightAverage
+from groundup.train.guard import Guard, NoGuard, RollbackGuard
 from groundup.train.hardware import choose_device, describe
 from groundup.train.optim import build_optimizers
 from groundup.train.precision import LossScaler, Precision, choose_precision
@@ -44,6 +47,7 @@ _MUST_MATCH = (
     "data.packing",
     "data.mask_documents",
     "global_batch_size",
+    "batch_ramp",
     "seed",
 )
 """Settings without which a run would not be the same run."""
@@ -64,20 +68,42 @@ class Run:
     data_fingerprint: str
     state: TrainState
     team: Team
+    writer: Writer
 
     @property
     def checkpoints_dir(self) -> Path:
         """Where the run's checkpoints are."""
-        return self.config.run_dir / _CHECKPOINTS
+        return checkpoints_of(self.config)
 
-    def save(self) -> Path:
-        """Saves the present state and removes what is older than is kept; all ranks do it together."""
+    def save(self, *, wait: bool) -> None:
+        """Saves the present state and removes what is older than is kept; all ranks do it together.
+
+        Args:
+            wait: Until it is on the disk, also where saving is asynchronous.
+        """
         snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.team)
-        if self.team.is_first:
-            store.save(self.checkpoints_dir, self.state.step, snapshot, self.tokenizer)
-            store.prune(self.checkpoints_dir, keep_last=self.config.checkpoint.keep_last)
-        self.team.wait()
-        return store.folder_of(self.checkpoints_dir, self.state.step)
+        self.writer.save(self.state.step, snapshot)
+        if wait:
+            self.writer.finish()
+
+
+def checkpoints_of(config: TrainConfig) -> Path:
+    """Where the checkpoints of a run are."""
+    return config.run_dir / _CHECKPOINTS
+
+
+def writer_of(config: TrainConfig, tokenizer: Tokenizer, team: Team) -> Writer:
+    """What saves a run's checkpoints; all ranks make it together."""
+    return Writer(
+        checkpoints_of(config),
+        model=config.model,
+        tokenizer=tokenizer,
+        team=team,
+        asynchronous=config.checkpoint.asynchronous,
+        keep_last=config.checkpoint.keep_last,
+        keep_every=config.checkpoint.keep_every,
+        keep_back=config.guard.back if isinstance(config.guard, RollbackGuard) else 0,
+    )
 
 
 def build_run(config: TrainConfig) -> Run:
@@ -94,7 +120,7 @@ def build_run(config: TrainConfig) -> Run:
         config.layout,
         config.model,
         sequence_length=config.data.sequence_length,
-        global_batch_size=config.global_batch_size,
+        batch_sizes=config.batch_sizes.every,
         micro_batch_size=config.micro_batch_size,
         world_size=rank.world_size if rank else 1,
     )
@@ -108,12 +134,11 @@ def build_run(config: TrainConfig) -> Run:
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed + team.rank)  # of dropout: the weights have seeds of their own
 
-    num_samples = config.num_steps * config.global_batch_size
-    splits = open_splits(config.data, seed=config.seed, num_samples=num_samples)
+    splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
     require_plan(
         splits,
         num_steps=config.num_steps,
-        global_batch_size=config.global_batch_size,
+        batch_sizes=config.batch_sizes,
         validation=config.validation.interval > 0,
     )
     assert splits.train is not None, "the plan was checked"
@@ -126,19 +151,27 @@ def build_run(config: TrainConfig) -> Run:
             fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
         )
 
-    newest = store.newest_verified(config.run_dir / _CHECKPOINTS)
-    snapshot = store.load(newest, device=device) if newest else None
+    checkpoints_dir = checkpoints_of(config)
+    newest = store.newest_verified(checkpoints_dir, team)
     model = build_model(config.model, device=device).train()
-    if snapshot:
-        _require_same_run(config, splits.fingerprint, snapshot, newest)
-        load_weights(model, config.model, snapshot.model, newest)
+    if newest:
+        _require_same_run(config, splits.fingerprint, store.read_manifest(newest).about, newest)
     else:
         initialise(model, config.model, seed=config.seed)
-    parallelize(model, team, compile=config.compile)
+    pipeline = parallelize(
+        model,
+        team,
+        recompute=config.recompute,
+        compile=config.compile,
+        precision=precision.autocast,
+    )
     state = TrainState(
         model=model,
+        pipeline=pipeline,
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
+        average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
+        guard=None if isinstance(config.guard, NoGuard) else Guard(config.guard),
     )
     run = Run(
         config=config,
@@ -150,9 +183,10 @@ def build_run(config: TrainConfig) -> Run:
         data_fingerprint=splits.fingerprint,
         state=state,
         team=team,
+        writer=writer_of(config, tokenizer, team),
     )
-    if snapshot:
-        state.restore(snapshot, config, team)
+    if newest:
+        state.restore(newest, config, team)  # last: each rank reads what it has, to where it is
         logger.info("continuing from %s", newest)
     if team.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
@@ -161,12 +195,13 @@ def build_run(config: TrainConfig) -> Run:
     if team.size > 1:
         logger.info("%d ranks: %s", team.size, describe_layout(team.layout))
     logger.info(
-        "%s with %s parameters on %s in %s; %d tokens a step, %s training tokens",
+        "%s with %s parameters on %s in %s; steps of %s samples of %d tokens, %s training tokens",
         config.model.kind,
         human_count(num_parameters(config.model)),
         describe(device),
         precision.name,
-        config.tokens_per_step,
+        config.batch_sizes,
+        config.data.sequence_length,
         human_count(run.training.num_tokens),
     )
     for part in splits.parts["train"]:
@@ -176,14 +211,14 @@ def build_run(config: TrainConfig) -> Run:
 
 
 def _require_same_run(
-    config: TrainConfig, data_fingerprint: str, snapshot: store.Snapshot, where: object
+    config: TrainConfig, data_fingerprint: str, about: Mapping[str, Any], where: object
 ) -> None:
     """Refuses to continue a checkpoint as what it was not; changes that are allowed are logged.
 
     Raises:
         CheckpointError: Naming the settings that differ.
     """
-    before, now = _flat(snapshot.about["config"]), _flat(to_dict(config))
+    before, now = _flat(about["config"]), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
     forbidden = [
@@ -198,9 +233,9 @@ def _require_same_run(
             where=where,
             fix="Name another run_dir, or restore the settings.",
         )
-    if snapshot.about["data"] != data_fingerprint:
+    if about["data"] != data_fingerprint:
         raise CheckpointError(
-            f"trained on other data ({snapshot.about['data']})"
+            f"trained on other data ({about['data']})"
             f" than {', '.join(map(str, config.data.paths))} ({data_fingerprint})",
             where=where,
             fix="Restore the data, or name another run_dir.",

@@ -7,8 +7,14 @@ from pydantic import Field
 
 from groundup.core.config import config
 from groundup.models import ModelConfig
+from groundup.parallel.hang_watch import HangConfig
 from groundup.parallel.layout import Layout
+from groundup.parallel.recompute import Recompute
+from groundup.parallel.stages import backward_is_split
 from groundup.tokens.samples.data import DataConfig
+from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
+from groundup.train.ema import EmaConfig
+from groundup.train.guard import GuardConfig, NoGuard, RollbackGuard
 from groundup.train.optim import AdamW, Optimizer
 from groundup.train.precision import LossScaleConfig, PrecisionName
 from groundup.train.schedules import LrSchedule
@@ -69,10 +75,14 @@ class CheckpointConfig:
     Attributes:
         interval: Steps between checkpoints; the last step is always saved.
         keep_last: Checkpoints that stay on disk.
+        keep_every: Those of every so many steps stay as well; 0 for none.
+        asynchronous: Write a copy of the state while training goes on; needs memory for it on the host.
     """
 
     interval: Positive = 1000
     keep_last: Positive = 2
+    keep_every: NotNegative = 0
+    asynchronous: bool = False
 
 
 @config
@@ -86,6 +96,7 @@ class TrainConfig:
         num_steps: Optimizer steps.
         micro_batch_size: Samples of one forward and backward pass.
         global_batch_size: Samples of one optimizer step; a multiple of the micro-batch.
+        batch_ramp: Fewer samples for the first steps.
         layout: How the run is spread over ranks.
         optimizer: How gradients become updates.
         schedule: Learning rate after the warm-up.
@@ -95,6 +106,7 @@ class TrainConfig:
         precision: Format of matrix products; ``auto`` takes the best that the hardware has.
         loss_scale: For fp16.
         device: ``auto`` takes a GPU where there is one.
+        recompute: What layers compute again in the backward pass instead of keeping it.
         compile: Compile each layer with torch.compile; falls back to eager with a warning.
         deterministic: Only kernels whose result is the same in every run.
         seed: Of initial weights, sample order and dropout.
@@ -102,6 +114,9 @@ class TrainConfig:
         validation: Validation while training.
         sample: Completions while training.
         checkpoint: Saving.
+        ema: An average of the weights beside them.
+        guard: What becomes of steps whose loss or gradient norm is far above those before.
+        hang: When ranks that do not get on are ended.
     """
 
     run_dir: Path
@@ -110,6 +125,7 @@ class TrainConfig:
     num_steps: Positive
     micro_batch_size: Positive = 8
     global_batch_size: Positive = 8
+    batch_ramp: BatchRamp = BatchRamp()
     layout: Layout = Layout()
     optimizer: Optimizer = AdamW()
     schedule: LrSchedule = Cosine()
@@ -119,6 +135,7 @@ class TrainConfig:
     precision: PrecisionName = "auto"
     loss_scale: LossScaleConfig = LossScaleConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    recompute: Recompute = Recompute()
     compile: bool = False
     deterministic: bool = False
     seed: int = 1234
@@ -126,6 +143,9 @@ class TrainConfig:
     validation: ValidationConfig = ValidationConfig()
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    ema: EmaConfig = EmaConfig()
+    guard: GuardConfig = NoGuard()
+    hang: HangConfig = HangConfig()
 
     def __post_init__(self) -> None:
         """Checks the settings against each other."""
@@ -134,13 +154,31 @@ class TrainConfig:
                 f"global_batch_size {self.global_batch_size} is not a multiple of"
                 f" micro_batch_size {self.micro_batch_size}"
             )
+        for size in self.batch_sizes.every:
+            if size % self.micro_batch_size:
+                raise ValueError(
+                    f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
+                    f" {self.micro_batch_size}"
+                )
+        if isinstance(self.guard, RollbackGuard) and self.data.order == "megatron":
+            raise ValueError(
+                'guard.kind rollback needs data.order "seeded":'
+                " Megatron-LM's order ends with the samples that were planned"
+            )
         if self.data.sequence_length > self.model.max_sequence_length:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than"
                 f" model.max_sequence_length {self.model.max_sequence_length}"
             )
-        if self.sample.interval and self.layout.tp > 1:
-            raise ValueError("sample.interval needs layout.tp 1: generation is not tensor-parallel yet")
+        if self.sample.interval and self.layout.ranks_of_a_copy > 1:
+            raise ValueError("sample.interval needs layout.tp, cp and pp 1: generation runs on one rank yet")
+        if self.compile and backward_is_split(self.layout):
+            raise ValueError("compiled layers cannot go through a zero-bubble pipeline; set compile=false")
+        if self.recompute.mode != "none" and backward_is_split(self.layout):
+            raise ValueError(
+                "a zero-bubble pipeline would compute layers again for each part of its backward pass;"
+                " set recompute.mode=none, or another layout.pipeline.schedule"
+            )
         if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
             raise ValueError(
                 f"the warm-up takes {self.warmup_steps:g} of the schedule's {self.horizon_steps} steps;"
@@ -148,9 +186,14 @@ class TrainConfig:
             )
 
     @property
-    def tokens_per_step(self) -> int:
-        """Target tokens of one optimizer step."""
-        return self.global_batch_size * self.data.sequence_length
+    def batch_sizes(self) -> BatchSizes:
+        """Samples of each optimizer step."""
+        return BatchSizes(self.global_batch_size, self.batch_ramp)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the whole run."""
+        return self.batch_sizes.after(self.num_steps)
 
     @property
     def horizon_steps(self) -> int:
@@ -160,4 +203,7 @@ class TrainConfig:
     @property
     def warmup_steps(self) -> float:
         """Length of the warm-up in steps."""
-        return self.warmup.in_steps(self.horizon_steps, self.tokens_per_step)
+        length = self.data.sequence_length
+        return self.warmup.in_steps(
+            self.horizon_steps, lambda tokens: self.batch_sizes.steps_to(tokens / length)
+        )

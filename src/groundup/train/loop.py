@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Iterator
 from typing import Protocol
 
 import torch
@@ -9,17 +10,22 @@ import torch
 from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 from groundup.models.count import training_flops_per_token
-from groundup.parallel.failures import progress_note
 from groundup.parallel.sharding import left_sharded
+from groundup.parallel.whereabouts import progress_note
 from groundup.tokens.samples.dataset import Samples
+from groundup.train import out_of_memory
 from groundup.train.batches import read_batch
 from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
+from groundup.train.guard import RollbackGuard
 from groundup.train.hardware import peak_flops, peak_memory_bytes
 from groundup.train.interruption import Interruption
 from groundup.train.metrics import Interval, Metrics, Stopwatch
+from groundup.train.not_finite import explained
+from groundup.train.outliers import handle_outlier
 from groundup.train.prefetch import Prefetch
-from groundup.train.step import StepResult, train_step
+from groundup.train.randomness import RandomStates
+from groundup.train.step import NotFinite, StepResult, train_step
 
 
 class Evaluation(Protocol):
@@ -81,7 +87,6 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
     metrics = Metrics(
         config.run_dir, from_step=state.step, tensorboard=config.log.tensorboard, mute=not team.is_first
     )
-    share = config.global_batch_size // team.dp  # samples of a step that fall to this rank
     report = _Report(run, metrics)
     batches = Prefetch(
         functools.partial(
@@ -90,41 +95,62 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
             vocab_size=config.model.vocab_size,
             mask_documents=config.data.mask_documents,
         ),
-        first_sample=state.samples + team.dp_rank * share,
-        num_batches=config.num_steps - state.step,
-        batch_size=share,
-        stride=config.global_batch_size,
+        _shares(run),
         device=run.device,
     )
 
-    with Interruption() as interruption, batches:
+    with Interruption() as interruption, batches, run.writer:
+        if isinstance(config.guard, RollbackGuard) and state.step == 0:
+            run.save(wait=True)  # there must be something to go back to
         while state.step < config.num_steps:
+            progress_note(state.step + 1, "reading data")
+            batch = batches.next_batch()
             progress_note(state.step + 1, "training")
-            result = train_step(state, batches.next_batch(), config, run.precision, team)
-            report.add(result)
+            random = RandomStates.now()
+            try:
+                result = train_step(state, batch, config, run.precision, team)
+            except NotFinite as error:
+                raise explained(run, batch, error, random) from error
+            except torch.OutOfMemoryError as error:
+                raise out_of_memory.explained(error, state, config) from error
+            if not result.outlier:
+                report.add(result)
+            elif handle_outlier(run, metrics, result, random):
+                report.begin()
+                batches.jump(_shares(run))
+                continue
 
             last = state.step == config.num_steps
             if last or state.step % config.log.interval == 0:
                 report.flush()
-            progress_note(state.step, "validating, sampling, saving")
-            with report.stopwatch, left_sharded(state.model):
-                if _due(state.step, config.validation.interval) and run.splits.validation and not last:
-                    _validate(run, metrics, evaluate, "validation", config.validation.num_batches)
-                if _due(state.step, config.sample.interval):
-                    text = complete(run)
-                    logger.info("step %d: %s%s", state.step, config.sample.prompt, text)
-                    metrics.record("sample", state.step, text=config.sample.prompt + text)
-                stopping = team.any(interruption.requested)
+            with report.stopwatch:
+                with left_sharded(state.parts):
+                    if _due(state.step, config.validation.interval) and run.splits.validation and not last:
+                        _validate(run, metrics, evaluate, "validation", config.validation.num_batches)
+                    if _due(state.step, config.sample.interval):
+                        progress_note(state.step, "sampling", is_long=True)
+                        text = complete(run)
+                        logger.info("step %d: %s%s", state.step, config.sample.prompt, text)
+                        metrics.record("sample", state.step, text=config.sample.prompt + text)
+                stopping = team.any(interruption.requested or run.writer.has_failed)
                 if last or stopping or _due(state.step, config.checkpoint.interval):
-                    logger.info("saved %s", run.save())
+                    progress_note(state.step, "saving", is_long=True)
+                    run.save(wait=last or stopping)
             if stopping and not last:
                 raise Interrupted(
                     f"stopped after step {state.step}, which is saved",
                     fix="The same command continues from there.",
                 )
 
-    splits = ("validation", run.splits.validation), ("test", run.splits.test)
-    return {name: _validate(run, metrics, evaluate, name, 0) for name, dataset in splits if dataset}
+    names = [name for name in ("validation", "test") if getattr(run.splits, name)]
+    return {key: found for name in names for key, found in _validate(run, metrics, evaluate, name, 0).items()}
+
+
+def _shares(run: Run) -> Iterator[tuple[int, int]]:
+    """The first sample and the number of samples of this rank's share of each step that is left."""
+    state, team = run.state, run.team
+    for begin, size in run.config.batch_sizes.steps(state.samples, run.config.num_steps - state.step):
+        yield begin + team.dp_rank * (size // team.dp), size // team.dp
 
 
 class _Report:
@@ -135,15 +161,19 @@ class _Report:
         self.metrics = metrics
         self.flops_per_token = training_flops_per_token(run.config.model, run.config.data.sequence_length)
         self.peak = peak_flops(run.device, run.precision.dtype)
-        self.stopwatch = Stopwatch()
-        self.results: list[StepResult] = []
-        self.tokens_before = run.state.tokens
+        self.begin()
         self.check_first_loss = run.state.step == 0
         logger.info(
             "%.4g GFLOP a token (6 x weights of matrix products + 6 x layers x width x sequence length,"
             " attention counted as causal)",
             self.flops_per_token / 1e9,
         )
+
+    def begin(self) -> None:
+        """Begins a line from the state as it is."""
+        self.stopwatch = Stopwatch()
+        self.results: list[StepResult] = []
+        self.tokens_before = self.run.state.tokens
 
     def add(self, result: StepResult) -> None:
         """Takes one step's result."""
@@ -178,31 +208,45 @@ class _Report:
             mfu=flops_per_second / self.peak if self.peak else 0.0,
             loss_scale=state.scaler.scale if state.scaler else 1.0,
             skipped_steps=state.skipped_steps,
+            outliers=len(state.guard.outliers) if state.guard else 0,
+            batch_size=self.results[-1].num_samples,
+            samples=state.samples,
             memory_bytes=peak_memory_bytes(self.run.device),
             epoch=state.samples / self.run.training.num_samples,
             tokens=state.tokens,
-            eta_seconds=(config.num_steps - state.step) * seconds / len(self.results),
+            eta_seconds=self._samples_left() * seconds / sum(result.num_samples for result in self.results),
         ).report(self.metrics)
-        self.results.clear()
-        self.tokens_before = state.tokens
-        self.stopwatch.reset()
+        self.begin()
+
+    def _samples_left(self) -> int:
+        state, config = self.run.state, self.run.config
+        end = config.batch_sizes.after(config.num_steps - state.step, begin=state.samples)
+        return end - state.samples
 
 
-def _validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str, num_batches: int) -> Evaluation:
-    dataset: Samples = getattr(run.splits, name)
-    evaluation = evaluate(run, dataset, num_batches)
-    logger.info(
-        "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
-        run.state.step,
-        name,
-        evaluation.loss,
-        evaluation.perplexity,
-        evaluation.bits_per_byte,
-        evaluation.num_tokens,
-    )
-    names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
-    metrics.record(name, run.state.step, **{key: getattr(evaluation, key) for key in names})
-    return evaluation
+def _validate(
+    run: Run, metrics: Metrics, evaluate: Evaluate, name: str, num_batches: int
+) -> dict[str, Evaluation]:
+    """Evaluates a split, with the average of the weights too where there is one."""
+    progress_note(run.state.step, "validating", is_long=True)
+    with left_sharded(run.state.parts):
+        found = {name: evaluate(run, getattr(run.splits, name), num_batches)}
+    if run.state.average:
+        with run.state.average.in_place_of_weights(), left_sharded(run.state.parts):
+            found[f"{name}_ema"] = evaluate(run, getattr(run.splits, name), num_batches)
+    for key, evaluation in found.items():
+        logger.info(
+            "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
+            run.state.step,
+            key,
+            evaluation.loss,
+            evaluation.perplexity,
+            evaluation.bits_per_byte,
+            evaluation.num_tokens,
+        )
+        names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
+        metrics.record(key, run.state.step, **{value: getattr(evaluation, value) for value in names})
+    return found
 
 
 def _due(step: int, interval: int) -> bool:

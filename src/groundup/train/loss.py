@@ -27,6 +27,7 @@ def linear_cross_entropy(
     vocab_size: int,
     group: ProcessGroup | None = None,
     vocab_begin: int = 0,
+    backward_twice: bool = False,
 ) -> Tensor:
     """Sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
 
@@ -45,12 +46,14 @@ def linear_cross_entropy(
             its rows, and its part of the hidden states' gradient: the sum over the group is the whole.
             Per chunk they exchange three numbers a token, never logits.
         vocab_begin: Id of the first row of ``head_VD``.
+        backward_twice: The two gradients are asked for one after the other, as zero-bubble schedules do;
+            they then live as long as the graph.
     """
     device = hidden_MD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
     with torch.autocast(device, enabled=False):
         loss: Tensor = _LinearCrossEntropy.apply(
-            hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin
+            hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin, backward_twice
         )
     return loss
 
@@ -66,6 +69,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         group: ProcessGroup | None,
         vocab_begin: int,
+        backward_twice: bool,
     ) -> Tensor:
         with_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         head = head_VD.to(dtype)
@@ -76,7 +80,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             rows_CD = rows_CD.to(dtype)
             logits_CV = rows_CD @ head.T
             if group is None:
-                loss += _softmax_in_place(logits_CV, targets_C, vocab_size)
+                loss += _softmax_in_place(logits_CV, targets_C, vocab_size, exact=not with_gradients)
             else:
                 loss += _shared_softmax_in_place(logits_CV, targets_C, vocab_size, group, vocab_begin)
             if with_gradients:  # logits_CV now holds d loss / d logits
@@ -85,22 +89,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
         if with_gradients:
             # Not save_for_backward: the engine may then add to these two in place.
+            ctx.backward_twice = backward_twice
             ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        nones = (None,) * 6
+        if ctx.backward_twice:
+            return *(gradient * loss_gradient for gradient in ctx.gradients), *nones
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        nones = (None,) * 5
         return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *nones
 
 
-def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int) -> Tensor:
+def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, exact: bool) -> Tensor:
     """Turns logits into (softmax - one-hot of the target); returns the summed loss in fp32."""
     logits_MV[:, vocab_size:] = -torch.inf
     on_cpu = logits_MV.device.type == "cpu"
-    quick = on_cpu and logits_MV.dtype == torch.bfloat16
+    quick = on_cpu and not exact and logits_MV.dtype == torch.bfloat16
     rows = max(32, _SOFTMAX_LOGITS // logits_MV.shape[1]) if on_cpu else len(logits_MV)
     loss = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
     for logits_CV, targets_C in zip(logits_MV.split(rows), targets_M.split(rows), strict=True):

@@ -37,16 +37,27 @@ class Metrics:
         self._sinks: list[Sink] = []
         if mute:
             return
-        path = run_dir / METRICS_FILE
+        self._run_dir = run_dir
+        self._tensorboard = tensorboard
+        self._file = self._open(from_step)
+
+    def go_back(self, step: int) -> None:
+        """Drops the records of later steps, which are to be made anew."""
+        if self._file is not None:
+            self._file.close()
+            self._file = self._open(step)
+
+    def _open(self, from_step: int) -> IO[bytes]:
+        path = self._run_dir / METRICS_FILE
         if path.exists():
             kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= from_step]
             with atomic_write(path) as file:
                 file.writelines(line + b"\n" for line in kept)
-        self._file = path.open("ab", buffering=0)
-        if tensorboard:
+        if self._tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._sinks.append(SummaryWriter(str(run_dir / "tensorboard"), purge_step=from_step + 1))
+            self._sinks = [SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=from_step + 1)]
+        return path.open("ab", buffering=0)
 
     def record(self, kind: str, step: int, **values: Any) -> None:
         """Writes one record."""
@@ -70,10 +81,6 @@ class Stopwatch:
         """Seconds since the start, less the pauses."""
         return time.perf_counter() - self.began - self.paused
 
-    def reset(self) -> None:
-        """Starts anew."""
-        self.began, self.paused = time.perf_counter(), 0.0
-
     def __enter__(self) -> "Stopwatch":
         """Begins a pause."""
         self._pause_began = time.perf_counter()
@@ -93,6 +100,9 @@ class Interval:
         tokens_per_second: Trained tokens over training time.
         flops_per_second: By the formula of ``models.count``.
         mfu: Share of the device's stated peak; 0 where that is unknown.
+        outliers: Steps that the guard found, of those that count.
+        batch_size: Samples of the last step.
+        samples: Position in the data after it.
     """
 
     step: int
@@ -105,6 +115,9 @@ class Interval:
     mfu: float
     loss_scale: float
     skipped_steps: int
+    outliers: int
+    batch_size: int
+    samples: int
     memory_bytes: int
     epoch: float
     tokens: int
@@ -126,6 +139,8 @@ class Interval:
             parts.append(f"loss scale {self.loss_scale:g}")
         if self.skipped_steps:
             parts.append(f"skipped {self.skipped_steps}")
+        if self.outliers:
+            parts.append(f"outliers {self.outliers}")
         parts += [f"{self.memory_bytes / 1e9:.2f} GB", f"epoch {self.epoch:.2f}"]
         parts.append(f"ETA {human_seconds(self.eta_seconds)}")
         return " | ".join(parts)

@@ -8,8 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from groundup.core.config import ByKind, config
-from groundup.core.errors import CheckpointError
-from groundup.parallel.gather import placed_like
+from groundup.train.rounded_adamw import RoundedAdamW
 
 Rate = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -25,6 +24,7 @@ class AdamW:
         beta2: Decay of the mean of squared gradients.
         eps: Added to the root of the latter.
         weight_decay: On tensors of 2 or more dimensions only.
+        state_dtype: Of the two means; bf16 halves their memory, see ``train.rounded_adamw``.
     """
 
     kind: Literal["adamw"] = "adamw"
@@ -33,6 +33,7 @@ class AdamW:
     beta2: Share = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
+    state_dtype: Literal["fp32", "bf16"] = "fp32"
 
 
 @config
@@ -110,31 +111,29 @@ class Optimizers:
             if value is not None
         }
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over a state; parameters that have none (nothing was ever stepped) are left without.
+    def make_room(
+        self, entries: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
+    ) -> dict[str, Tensor]:
+        """Makes a state to be filled: tensors by "parameter name/entry", spread as their parameters are.
 
-        Raises:
-            CheckpointError: Entries of unknown parameters, or none for some parameters but not all.
+        Args:
+            entries: Parameter name -> entry -> dtype and logical shape; a parameter without entries (nothing
+                was ever stepped) is left without. Scalars keep their dtype, others take the optimizer's.
         """
-        by_parameter: dict[str, dict[str, Tensor]] = {}
-        for key, value in state.items():
-            name, _, entry = key.rpartition("/")
-            by_parameter.setdefault(name, {})[entry] = value
-        known = set(self._names.values())
-        if by_parameter and by_parameter.keys() != known:
-            missing, unknown = sorted(known - by_parameter.keys()), sorted(by_parameter.keys() - known)
-            raise CheckpointError(
-                f"optimizer state does not fit: {len(missing)} parameters have none {missing[:3]}, "
-                f"{len(unknown)} are unknown {unknown[:3]}",
-                fix="Continue with the optimizer the run began with.",
-            )
+        room: dict[str, Tensor] = {}
         for part in self._parts:
             for group in part.param_groups:
                 for parameter in group["params"]:
-                    entries = by_parameter.get(self._names[parameter], {})
+                    name = self._names[parameter]
+                    state_dtype = getattr(part, "state_dtype", parameter.dtype)  # it may have been another
                     part.state[parameter] = {
-                        entry: placed_like(value, parameter) for entry, value in entries.items()
+                        entry: torch.empty_like(parameter, dtype=state_dtype, requires_grad=False)
+                        if shape
+                        else torch.empty((), dtype=dtype, device=parameter.device)
+                        for entry, (dtype, shape) in entries[name].items()
                     }
+                    room |= {f"{name}/{entry}": value for entry, value in part.state[parameter].items()}
+        return room
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for part in self._parts for group in part.param_groups)
@@ -169,11 +168,9 @@ def _adamw(parameters: Sequence[Tensor], config: AdamW) -> torch.optim.Optimizer
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    betas = (config.beta1, config.beta2)
+    if config.state_dtype == "bf16":
+        return RoundedAdamW(groups, lr=config.lr, betas=betas, eps=config.eps)
     fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=fused,
-    )
+    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=fused)

@@ -1,6 +1,6 @@
 """The next batch is made while the present one is trained on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 
@@ -10,7 +10,7 @@ from groundup.train.batches import Batch
 
 
 class Prefetch:
-    """Batches of consecutive samples, one of them ahead of its time; a context manager.
+    """Batches of given samples, one of them ahead of its time; a context manager.
 
     Which samples a batch holds is a function of the index of its first one, so that reading ahead changes
     nothing but the waiting: on a disk that is slow to answer, and for copies to a GPU, which run beside
@@ -18,28 +18,19 @@ class Prefetch:
 
     Args:
         read: Makes the batch, on the CPU, of ``count`` samples from an index on.
-        first_sample: Index of the first sample of the first batch.
-        num_batches: How many batches there are.
-        batch_size: Samples of a batch.
-        stride: From the first sample of a batch to that of the next, those of other ranks between.
+        ranges: Index of the first sample, and number of samples, of each batch.
         device: Where batches go.
     """
 
     def __init__(
         self,
         read: Callable[[int, int], Batch],
+        ranges: Iterable[tuple[int, int]],
         *,
-        first_sample: int,
-        num_batches: int,
-        batch_size: int,
-        stride: int,
         device: torch.device,
     ) -> None:
         self._read = read
-        self._next_sample = first_sample
-        self._end_sample = first_sample + num_batches * stride
-        self._stride = stride
-        self._batch_size = batch_size
+        self._ranges = iter(ranges)
         self._device = device
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groundup-batches")
         self._ahead: Future[Batch] | None = None
@@ -64,13 +55,18 @@ class Prefetch:
         self._begin()
         return batch.to(self._device)
 
+    def jump(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Goes on with other batches instead."""
+        if self._ahead:
+            self._ahead.cancel()
+        self._ranges = iter(ranges)
+        self._begin()
+
     def _begin(self) -> None:
         """Sets out to make the next batch, where there is one."""
-        self._ahead = None
-        if self._next_sample < self._end_sample:
-            self._ahead = self._reader.submit(self._make, self._next_sample)
-            self._next_sample += self._stride
+        following = next(self._ranges, None)
+        self._ahead = self._reader.submit(self._make, *following) if following else None
 
-    def _make(self, first_sample: int) -> Batch:
-        batch = self._read(first_sample, self._batch_size)
+    def _make(self, first_sample: int, count: int) -> Batch:
+        batch = self._read(first_sample, count)
         return batch.pinned() if self._device.type == "cuda" else batch

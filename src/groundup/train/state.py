@@ -1,44 +1,73 @@
 """What changes while a run trains, and its passage to and from checkpoints."""
 
 import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.logical import logical, logical_weights, physical
-from groundup.checkpoint.store import Snapshot
+from groundup.checkpoint.groups import Group, group_names, load_into
+from groundup.checkpoint.logical import misfits
+from groundup.checkpoint.parts import stored_name
+from groundup.checkpoint.store import read_manifest
+from groundup.checkpoint.stored import parameters_on_meta
+from groundup.checkpoint.writer import Snapshot
 from groundup.core.config import to_dict
+from groundup.core.errors import CheckpointError
 from groundup.models import Model
-from groundup.parallel.gather import whole
+from groundup.parallel.pipeline import Pipeline
 from groundup.parallel.team import Team
 from groundup.train.config import TrainConfig
+from groundup.train.ema import WeightAverage
+from groundup.train.guard import Guard
 from groundup.train.optim import Optimizers
 from groundup.train.precision import LossScaler
+from groundup.train.randomness import RandomStates
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainState:
-    """Attributes: ``samples`` is the position in the data; ``scaler`` is None but for fp16."""
+    """What changes from step to step.
+
+    Attributes:
+        model: The whole, or this rank's share of its layers.
+        pipeline: How micro-batches pass through the ranks' shares; None where there is one.
+        optimizers: Of the model's parameters.
+        scaler: None but for fp16.
+        average: Of the weights; None where none is kept.
+        guard: Judges steps; None where every step counts.
+        step: Steps done.
+        samples: Position in the data.
+        tokens: Targets trained on.
+        skipped_steps: Steps without an update.
+    """
 
     model: Model
     optimizers: Optimizers
     scaler: LossScaler | None
+    pipeline: Pipeline | None = None
+    average: WeightAverage | None = None
+    guard: Guard | None = None
     step: int = 0
     samples: int = 0
     tokens: int = 0
     skipped_steps: int = 0
 
+    @property
+    def parts(self) -> list[Model]:
+        """What passes go through on this rank: the model, or its stages."""
+        return list(self.pipeline.parts.values()) if self.pipeline else [self.model]
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Names of parameters that are copies of another rank's."""
+        return frozenset({"head.weight"} if self.pipeline and self.pipeline.tied_head else ())
+
     def snapshot(self, config: TrainConfig, data_fingerprint: str, team: Team) -> Snapshot:
-        """What a checkpoint of this moment holds; all ranks make it together."""
-        mine = {"cpu": torch.get_rng_state()}
-        if torch.cuda.is_initialized():
-            mine["cuda"] = torch.cuda.get_rng_state()
-        random = {
-            f"{name}/{rank}": state
-            for rank, theirs in enumerate(team.gather(mine))
-            for name, state in theirs.items()
-        }
+        """What a checkpoint of this moment holds, as this rank has it."""
+        random = {f"{name}/{team.rank}": state for name, state in RandomStates.now().states.items()}
         counts: dict[str, Any] = {
             "step": self.step,
             "samples": self.samples,
@@ -47,41 +76,84 @@ class TrainState:
         }
         if self.scaler:
             counts["loss_scale"] = self.scaler.state()
+        if self.guard:
+            counts["guard"] = self.guard.state()
+        groups = {"model": self._weights(), "optimizer": self.optimizers.state()}
+        if self.average:
+            groups["ema"] = self.average.values
         return Snapshot(
-            model=logical_weights(self.model, config.model),
-            optimizer={
-                key: _logical_entry(key, whole(tensor), config)
-                for key, tensor in self.optimizers.state().items()
+            groups={
+                group: {stored_name(key, config.model): tensor for key, tensor in tensors.items()}
+                for group, tensors in groups.items()
             },
             random=random,
             state=counts,
             about={"config": to_dict(config), "data": data_fingerprint},
         )
 
-    def restore(self, snapshot: Snapshot, config: TrainConfig, team: Team) -> None:
-        """Continues exactly where a checkpoint was taken; the model has its weights already.
+    def restore(self, folder: Path, config: TrainConfig, team: Team) -> None:
+        """Continues exactly where a checkpoint was taken; each rank reads what it holds.
 
         Raises:
-            CheckpointError: The checkpoint is of another optimizer.
+            CheckpointError: It is of another model or another optimizer.
         """
-        self.optimizers.load(
-            {key: _physical_entry(key, tensor, config) for key, tensor in snapshot.optimizer.items()}
-        )
-        counts = snapshot.state
+        weights = Group(folder, "model")
+        shapes = {name: entry.shape for name, entry in weights.items()}
+        if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
+            raise CheckpointError(f"does not fit the model: {problems}", where=folder)
+        load_into(weights, _stored(self._weights(), config), config.model)
+        self._restore_optimizer(folder, config)
+        if self.average and "ema" in group_names(folder):
+            load_into(Group(folder, "ema"), _stored(self.average.values, config), config.model)
+        elif self.average:
+            self.average.begin()  # it was not asked for until now
+
+        counts = read_manifest(folder).counts
         self.step, self.samples, self.tokens = counts["step"], counts["samples"], counts["tokens"]
         self.skipped_steps = counts["skipped_steps"]
         if self.scaler and "loss_scale" in counts:
             self.scaler.load(counts["loss_scale"])
+        if self.guard and "guard" in counts:
+            self.guard.load(counts["guard"])
         # A rank that there was not keeps the state of its seed.
-        if f"cpu/{team.rank}" in snapshot.random:
-            torch.set_rng_state(snapshot.random[f"cpu/{team.rank}"])
-        if f"cuda/{team.rank}" in snapshot.random and torch.cuda.is_available():
-            torch.cuda.set_rng_state(snapshot.random[f"cuda/{team.rank}"])
+        random_states(folder, team.rank).restore()
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def _restore_optimizer(self, folder: Path, config: TrainConfig) -> None:
+        group = Group(folder, "optimizer")
+        entries: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
+        for key, entry in group.items():
+            name, _, moment = key.rpartition("/")
+            entries.setdefault(name, {})[moment] = entry.dtype, entry.shape
+        before = read_manifest(folder).about["config"].get("optimizer", {}).get("kind")
+        if entries and before and before != config.optimizer.kind:
+            raise CheckpointError(
+                f"optimizer.kind was {before} and is {config.optimizer.kind}",
+                where=folder,
+                fix="Restore the setting, or name another run_dir.",
+            )
+        known = parameters_on_meta(config.model).keys()
+        if entries and entries.keys() != known:
+            missing, unknown = sorted(known - entries.keys()), sorted(entries.keys() - known)
+            raise CheckpointError(
+                f"optimizer state does not fit: {len(missing)} parameters have none {missing[:3]},"
+                f" {len(unknown)} are unknown {unknown[:3]}",
+                where=folder,
+                fix="Continue with the optimizer the run began with.",
+            )
+        of_mine = {name: entries.get(stored_name(name, config.model), {}) for name in self._weights()}
+        load_into(group, _stored(self.optimizers.make_room(of_mine), config), config.model)
 
 
-def _logical_entry(key: str, tensor: Tensor, config: TrainConfig) -> Tensor:
-    return logical(key.rpartition("/")[0], tensor, config.model) if tensor.ndim else tensor
+def random_states(folder: Path, rank: int) -> RandomStates:
+    """What a checkpoint holds of a rank's generators."""
+    group = Group(folder, "random")
+    names = {name.rpartition("/")[0]: name for name in group if name.endswith(f"/{rank}")}
+    return RandomStates({generator: group.read(name) for generator, name in names.items()})
 
 
-def _physical_entry(key: str, tensor: Tensor, config: TrainConfig) -> Tensor:
-    return physical(key.rpartition("/")[0], tensor, config.model) if tensor.ndim else tensor
+def _stored(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
+    """Tensors with the names that they have in a checkpoint."""
+    return [(stored_name(key, config.model), tensor) for key, tensor in tensors.items()]

@@ -2,19 +2,17 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from groundup.core.errors import TrainingError
 from groundup.parallel.norm import total_norm
-from groundup.parallel.sharding import synchronise_gradients
 from groundup.parallel.team import Team
-from groundup.parallel.tensor import finish_gradients, vocabulary_shard
-from groundup.train.batches import Batch
+from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.config import TrainConfig
-from groundup.train.loss import linear_cross_entropy
+from groundup.train.guard import Guard
+from groundup.train.passes import add_gradients
 from groundup.train.precision import Precision
 from groundup.train.schedules import lr_ratio
 from groundup.train.state import TrainState
@@ -22,12 +20,43 @@ from groundup.train.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """Attributes: ``loss`` is the mean over targets; ``grad_norm`` is before clipping; both fp32 scalars."""
+    """What a step gave.
+
+    Attributes:
+        loss: Mean over targets, a fp32 scalar.
+        grad_norm: Before clipping.
+        lr: Of the update.
+        skipped: Whether the weights are as they were.
+        outlier: What the guard has against the step; empty where nothing.
+        first_sample: Of the step, by the index in the data.
+        num_samples: Of the global batch.
+        loss_scale: By which the loss was multiplied.
+    """
 
     loss: Tensor
     grad_norm: float
     lr: float
     skipped: bool
+    outlier: str
+    first_sample: int
+    num_samples: int
+    loss_scale: float
+
+
+class NotFinite(TrainingError):
+    """Gradients are not finite, and neither a lower loss scale nor a guard mends it; nothing was changed."""
+
+    def __init__(self, state: TrainState, num_samples: int, loss: float, grad_norm: float) -> None:
+        self.step = state.step + 1
+        self.first_sample, self.num_samples = state.samples, num_samples
+        self.loss, self.grad_norm = loss, grad_norm
+        self.loss_scale = state.scaler.scale if state.scaler else 1.0
+        super().__init__(
+            f"the gradient norm is {grad_norm} at loss scale {self.loss_scale:g} (loss {loss:.4g})",
+            where=f"step {self.step}, samples {state.samples} to {state.samples + num_samples - 1}",
+            fix="Lower optimizer.lr, lengthen the warm-up or set precision=fp32;"
+            " the last checkpoint is intact.",
+        )
 
 
 def train_step(
@@ -36,32 +65,23 @@ def train_step(
     """Forward and backward over the micro-batches of this rank's share of a global batch, then one update.
 
     Raises:
-        TrainingError: Gradients are not finite, and not for a loss scale that could be lowered.
+        NotFinite: Gradients are not finite, and not for a loss scale that could be lowered.
     """
+    num_samples = len(batch.tokens_BT) * team.dp
+    batch = share_of_tokens(batch, team.cp_rank, team.layout.cp)
     num_targets = int(team.sum(torch.tensor(batch.num_targets, device=precision.device)))
     scale = state.scaler.scale if state.scaler else 1.0
-    total = torch.zeros((), device=precision.device)
-    micro_batches = list(batch.split(config.micro_batch_size))
-    for number, micro_batch in enumerate(micro_batches, start=1):
-        synchronise_gradients(state.model, team.layout, is_last=number == len(micro_batches))
-        loss_sum = forward_loss(state, micro_batch, config, precision)
-        (loss_sum * (scale * team.dp / num_targets)).backward()  # what ranks have is averaged over dp
-        total += loss_sum.detach()
-    team.sum(total)
-    finish_gradients(state.model)
+    total = add_gradients(state, batch, config, precision, team, scale=scale / num_targets)
+    loss = total / num_targets
 
-    parameters = [parameter for parameter in state.model.parameters() if parameter.grad is not None]
-    grad_norm = _unscale_and_clip(parameters, scale, config.clip_grad_norm)
+    grad_norm = _unscale_and_clip(state, scale, config.clip_grad_norm, team)
     finite = math.isfinite(grad_norm)
-    if not finite and (state.scaler is None or state.scaler.scale <= config.loss_scale.minimum):
-        raise TrainingError(
-            f"the gradient norm is {grad_norm} at loss scale {scale:g}"
-            f" (loss {float(total / num_targets):.4g})",
-            where=f"step {state.step + 1}, samples {state.samples} to"
-            f" {state.samples + config.global_batch_size - 1}",
-            fix="Lower optimizer.lr, lengthen the warm-up or set precision=fp32;"
-            " the last checkpoint is intact.",
-        )
+    scale_can_fall = state.scaler is not None and state.scaler.scale > config.loss_scale.minimum
+    if not finite and not scale_can_fall and state.guard is None:
+        raise NotFinite(state, num_samples, float(loss), grad_norm)
+    outlier = ""
+    if state.guard and (finite or not scale_can_fall):
+        outlier = _judge(state.guard, float(loss), grad_norm, team)
 
     # A skipped step does not advance the schedule: Megatron-LM's rule.
     update = state.step - state.skipped_steps + 1
@@ -70,42 +90,52 @@ def train_step(
             config.schedule, update, warmup_steps=config.warmup_steps, horizon_steps=config.horizon_steps
         )
     )
-    if finite:
+    skipped = not finite or bool(outlier)
+    if not skipped:
         state.optimizers.step()
+        if state.average:
+            state.average.update()
     state.optimizers.zero_grad()
     if state.scaler:
         state.scaler.update(overflow=not finite)
-    state.skipped_steps += not finite
+    result = StepResult(
+        loss=loss,
+        grad_norm=grad_norm,
+        lr=state.optimizers.lr,
+        skipped=skipped,
+        outlier=outlier,
+        first_sample=state.samples,
+        num_samples=num_samples,
+        loss_scale=scale,
+    )
+    state.skipped_steps += skipped
     state.step += 1
-    state.samples += config.global_batch_size
+    state.samples += num_samples
     state.tokens += num_targets
-    return StepResult(total / num_targets, grad_norm, state.optimizers.lr, skipped=not finite)
+    return result
 
 
-def forward_loss(state: TrainState, batch: Batch, config: TrainConfig, precision: Precision) -> Tensor:
-    """Summed loss over a micro-batch's targets, fp32."""
-    with precision.autocast():
-        hidden_BTD = state.model(
-            batch.tokens_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT
-        )
-        head = vocabulary_shard(state.model.head.weight)
-        return linear_cross_entropy(
-            hidden_BTD.flatten(0, 1),
-            head.rows_VD,
-            batch.targets_BT.flatten(),
-            vocab_size=config.model.vocab_size,
-            group=head.group,
-            vocab_begin=head.vocab_begin,
-        )
+def _judge(guard: Guard, loss: float, grad_norm: float, team: Team) -> str:
+    """What the guard has against a step, the same on all ranks; a step that it accepts it remembers."""
+    reason = guard.reason(loss, grad_norm)
+    if team.any(bool(reason)):
+        return reason or "another rank found it an outlier"
+    guard.accept(loss, grad_norm)
+    return ""
 
 
-def _unscale_and_clip(parameters: Sequence[Tensor], scale: float, max_norm: float) -> float:
+def _unscale_and_clip(state: TrainState, scale: float, max_norm: float, team: Team) -> float:
     """Divides gradients by the loss scale and clips their global norm; returns the norm before clipping."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = total_norm(gradients) / scale
+    gradients = {
+        name: parameter.grad
+        for name, parameter in state.model.named_parameters()
+        if parameter.grad is not None
+    }
+    counted = [gradient for name, gradient in gradients.items() if name not in state.copies]
+    norm = total_norm(counted, team.stages) / scale
     ratio = 1.0 / scale
     if max_norm > 0 and norm > max_norm:
         ratio *= max_norm / (norm + 1e-6)
     if ratio != 1.0 and math.isfinite(norm):
-        torch._foreach_mul_(gradients, ratio)
+        torch._foreach_mul_(list(gradients.values()), ratio)
     return norm

@@ -10,8 +10,10 @@ import orjson
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
-from groundup.parallel.layout import Layout
+from groundup.parallel.layout import Layout, PipelineConfig
+from groundup.parallel.stages import stages_per_rank
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
+from groundup.train.guard import NoGuard
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps
@@ -19,8 +21,9 @@ from groundup.train.schedules.warmup import Steps
 ALLOWED = 1e-5
 """Largest relative difference of a step's loss or gradient norm, in fp32."""
 
-_DEGREE = re.compile(r"(dp|tp|zero|shard)(\d+)")
-_SHRUNK_LAYERS, _SHRUNK_HEAD, _SHRUNK_LENGTH = 2, 8, 64
+_DEGREE = re.compile(r"(dp|cp|tp|pp|zero|shard)(\d+)")
+_SCHEDULES = {"gpipe": "gpipe", "interleaved": "interleaved", "zb": "interleaved-zero-bubble", "zbv": "zbv"}
+_SHRUNK_HEAD, _SHRUNK_LENGTH = 8, 64
 
 Curve = dict[int, tuple[float, float]]
 """Step -> loss and gradient norm."""
@@ -49,25 +52,27 @@ class Deviation:
 
 
 def parse_layout(name: str) -> Layout:
-    """The layout that a name like "dp2-tp2-zero3" means.
+    """The layout that a name like "dp2-tp2-zero3" or "pp2-zbv" means.
 
     Raises:
         ConfigError: It is of another form.
     """
-    found = [match for part in name.split("-") if (match := _DEGREE.fullmatch(part))]
-    degrees = {match[1]: int(match[2]) for match in found}
-    if len(degrees) != len(name.split("-")):
+    parts = name.split("-")
+    degrees = {match[1]: int(match[2]) for part in parts if (match := _DEGREE.fullmatch(part))}
+    schedules = [_SCHEDULES[part] for part in parts if part in _SCHEDULES]
+    if len(degrees) + len(schedules) != len(parts) or len(schedules) > 1:
         raise ConfigError(
-            f"{name!r} is no layout", where="--layouts", fix="Write e.g. dp2, tp2 or dp2-tp2-zero3."
+            f"{name!r} is no layout",
+            where="--layouts",
+            fix=f"Write e.g. dp2-tp2-zero3, cp2, pp2, or with a schedule ({', '.join(_SCHEDULES)}) pp2-zbv.",
         )
     if degrees.get("zero", 0) > 3:
         raise ConfigError(f"{name!r}: zero is 0 to 3", where="--layouts")
-    return Layout(**{"dp": 1, **degrees})  # type: ignore[arg-type]  # zero was checked
+    pipeline = PipelineConfig(schedule=schedules[0]) if schedules else PipelineConfig()  # type: ignore[arg-type]
+    return Layout(**{"dp": 1, **degrees}, pipeline=pipeline)  # type: ignore[arg-type]  # zero was checked
 
 
-def witness(
-    config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int, shrink: bool
-) -> TrainConfig:
+def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int) -> TrainConfig:
     """The same run made comparable: a few steps in fp32 by plain SGD, without dropout.
 
     SGD, since Adam divides by the size of gradients and so hides a wrong one.
@@ -77,21 +82,13 @@ def witness(
         folder: The run folder of the copy.
         layout: Of the copy.
         num_steps: Of the copy.
-        shrink: Two layers, heads of width 8 and at most 64 tokens, all else as it is.
     """
     model: ModelConfig = dataclasses.replace(config.model, dropout=0.0, attention_dropout=0.0)
-    data = dataclasses.replace(config.data, split="1", validation={}, test={})
-    if shrink:
-        hidden_size = _SHRUNK_HEAD * model.num_heads
-        model = dataclasses.replace(
-            model, num_layers=_SHRUNK_LAYERS, hidden_size=hidden_size, ffn_size=4 * hidden_size
-        )
-        data = dataclasses.replace(data, sequence_length=min(_SHRUNK_LENGTH, data.sequence_length))
     return dataclasses.replace(
         config,
         run_dir=folder,
         model=model,
-        data=data,
+        data=dataclasses.replace(config.data, split="1", validation={}, test={}),
         layout=layout,
         num_steps=num_steps,
         optimizer=Sgd(lr=0.1),
@@ -104,6 +101,20 @@ def witness(
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
+        guard=NoGuard(),
+    )
+
+
+def shrunk(config: TrainConfig, *, num_layers: int = 2) -> TrainConfig:
+    """The same run made small: few layers, heads of width 8 and at most 64 tokens, all else as it is."""
+    hidden_size = _SHRUNK_HEAD * config.model.num_heads
+    length = min(_SHRUNK_LENGTH, config.data.sequence_length)
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(
+            config.model, num_layers=num_layers, hidden_size=hidden_size, ffn_size=4 * hidden_size
+        ),
+        data=dataclasses.replace(config.data, sequence_length=length),
     )
 
 
@@ -124,16 +135,20 @@ def verify_parallel(
         folder: For the copies' run folders.
         launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
         num_steps: Steps of each.
-        shrink: See ``witness``.
+        shrink: See ``shrunk``; with a layer for each stage of a pipeline.
 
     Raises:
         TrainingError: The run does not even train on one process.
     """
-    alone = _curve(config, folder / "alone", Layout(), launch, num_steps, shrink)
+    layouts = {name: parse_layout(name) for name in names}
+    if shrink:
+        stages = (layout.pp * stages_per_rank(layout.pipeline) for layout in layouts.values())
+        config = shrunk(config, num_layers=max(2, *stages))
+    alone = _curve(config, folder / "alone", Layout(), launch, num_steps)
     if alone is None:
         raise TrainingError("the run does not train on one process", where=folder / "alone")
-    for name in names:
-        curve = _curve(config, folder / name, parse_layout(name), launch, num_steps, shrink)
+    for name, layout in layouts.items():
+        curve = _curve(config, folder / name, layout, launch, num_steps)
         if curve is None or curve.keys() != alone.keys():
             yield Deviation(layout=name, error="did not train to the end")
             continue
@@ -153,13 +168,17 @@ def _curve(
     layout: Layout,
     launch: Callable[[TrainConfig, Path], int],
     num_steps: int,
-    shrink: bool,
 ) -> Curve | None:
     """The steps of one layout; None where it did not come to its end."""
-    copy = witness(config, folder, layout=layout, num_steps=num_steps, shrink=shrink)
+    copy = witness(config, folder, layout=layout, num_steps=num_steps)
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(to_yaml(copy), encoding="utf-8")
     if launch(copy, file) != 0:
         return None
-    records = [orjson.loads(line) for line in (folder / "metrics.jsonl").read_bytes().splitlines()]
+    return read_curve(folder)
+
+
+def read_curve(run_dir: Path) -> Curve:
+    """Loss and gradient norm of each step of a run that logs every step."""
+    records = [orjson.loads(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()]
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"}

@@ -9,11 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface import DtypeName, read_huggingface, torch_dtype, write_huggingface
+from groundup.checkpoint.huggingface import (
+    open_huggingface,
+    read_huggingface,
+    write_huggingface,
+    write_stored,
+)
 from groundup.checkpoint.logical import logical_weights
 from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
 from groundup.checkpoint.parity import compare, rounded
-from groundup.core.errors import CheckpointError, DataError, MachineError
+from groundup.checkpoint.stored import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
+from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from tests.models_for_tests import MODELS
 from tests.tiny import tiny_model
@@ -93,7 +99,7 @@ def test_a_failed_write_leaves_the_earlier_export(tmp_path: Path, monkeypatch: p
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("groundup.checkpoint.huggingface.save_file", full)
+    monkeypatch.setattr("groundup.checkpoint.huggingface.write_shards", full)
     with pytest.raises(MachineError, match="No space left"):
         write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "out")
     monkeypatch.undo()
@@ -105,7 +111,7 @@ def test_weights_beyond_float16_are_refused(tmp_path: Path) -> None:
     ours = tiny_model("llama")
     with torch.no_grad():
         next(ours.model.parameters())[0, 0] = 1e5
-    with pytest.raises(CheckpointError, match=r"model\.embed_tokens\.weight does not fit float16"):
+    with pytest.raises(CheckpointError, match=r"embed\.tokens\.weight does not fit float16"):
         write_huggingface(ours, tmp_path / "out", dtype="float16")
     assert not any(tmp_path.iterdir())
 
@@ -172,7 +178,10 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read as safetensors"):
         read_huggingface(folder)
     weights.rename(folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"holds no model\.safetensors.*only pytorch_model\.bin"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as a file of torch\.save"):
+        read_huggingface(folder)
+    (folder / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"no model\.safetensors and no pytorch_model\.bin"):
         read_huggingface(folder)
     weights.write_bytes(content)
     for path in folder.glob("tokenizer*"):
@@ -206,10 +215,55 @@ def test_joined_and_transposed_tensors_come_back(heads: int, width: int, seed: i
         for part in ("wq", "wk", "wv")
         for kind, shape in (("weight", (rows, width)), ("bias", (rows,)))
     }
-    theirs = dict(to_theirs(GPT2_RULES, ours))
+    theirs = dict(to_theirs(GPT2_RULES, {name: in_memory(tensor) for name, tensor in ours.items()}))
     assert theirs["transformer.h.7.attn.c_attn.weight"].shape == (width, 3 * rows)
-    back: dict[str, torch.Tensor] = {}
+    back: dict[str, StoredTensor] = {}
     for rule in rules_for(GPT2_RULES, list(ours)):
-        back.update(to_ours(rule, theirs[rule.theirs], [rows] * 3))
+        stored = theirs[rule.theirs]
+        assert stored.read().shape == stored.shape
+        back.update(to_ours(rule, in_memory(stored.read()), [rows] * 3))
     assert back.keys() == ours.keys()
-    assert all(torch.equal(back[name], ours[name]) for name in ours)
+    assert all(back[name].shape == ours[name].shape for name in ours)
+    assert all(torch.equal(back[name].read(), ours[name]) for name in ours)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_old_bin_files_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
+    ours = tiny_model("gpt2")
+    write_huggingface(ours, tmp_path / "out", dtype="bfloat16" if dtype == torch.bfloat16 else "float32")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    (tmp_path / "out" / "model.safetensors").unlink()
+    stored["lm_head.weight"] = stored["transformer.wte.weight"]
+    names = sorted(stored)
+    torch.save(stored, tmp_path / "out" / "pytorch_model.bin")
+    expected = rounded(ours, dtype)
+    assert compare(expected, read_huggingface(tmp_path / "out")).max_difference == 0
+    opened = open_huggingface(tmp_path / "out")
+    assert {tensor.dtype for tensor in opened.weights.values()} == {dtype}
+    (tmp_path / "out" / "pytorch_model.bin").unlink()
+    torch.save({name: stored[name] for name in names[::2]}, tmp_path / "out" / "a.bin")
+    # as torch before 1.6 wrote, and many old models still are
+    odd = {name: stored[name] for name in names[1::2]}
+    torch.save(odd, tmp_path / "out" / "b.bin", _use_new_zipfile_serialization=False)
+    weight_map = {name: "ab"[place % 2] + ".bin" for place, name in enumerate(names)}
+    (tmp_path / "out" / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert compare(expected, read_huggingface(tmp_path / "out")).max_difference == 0
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
+def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
+    ours = tiny_model("llama")
+    write_stored(stored_of(ours), tmp_path / "out", num_shards=num_shards)
+    files = sorted((tmp_path / "out").glob("*.safetensors"))
+    assert len(files) == num_shards
+    if num_shards > 1:
+        assert files[0].name == f"model-00001-of-0000{num_shards}.safetensors"
+        index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+        sizes = [sum(t.nbytes for t in load_file(file).values()) for file in files]
+        assert index["metadata"]["total_size"] == sum(sizes)
+        assert min(sizes) > 0
+        assert max(sizes) < 2 * sum(sizes) / num_shards
+    assert compare(ours, read_huggingface(tmp_path / "out")).max_difference == 0
+    with pytest.raises(ConfigError, match="99 shards of 21 tensors"):
+        write_stored(stored_of(ours), tmp_path / "more", num_shards=99)
+    assert not (tmp_path / "more").exists()

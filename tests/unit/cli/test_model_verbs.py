@@ -126,7 +126,7 @@ def test_convert_fails_when_the_models_differ(
 ) -> None:
     for difference in (1e-3, float("nan")):
         parity = Parity(max_difference=difference, top1_agreement=1.0)
-        monkeypatch.setattr("groundup.checkpoint.parity.compare", lambda *_, found=parity: found)
+        monkeypatch.setattr("groundup.checkpoint.parity.compare_stored", lambda *_, found=parity: found)
         with pytest.raises(CheckpointError, match="differs from the original"):
             groundup("convert", model, tmp_path / "a", "--to", "hf")
 

@@ -47,14 +47,21 @@ def one_by_one(q, k, v, documents):
 
 
 def fake_varlen_attn(q, k, v, offsets_q, offsets_k, max_q, max_k, *, window_size):
-    """Documents one by one, in the layout of ``varlen_attn`` [tokens, heads, width]."""
-    assert offsets_q is offsets_k
-    assert offsets_q.dtype == torch.int32
+    """Documents one by one, in the layout of ``varlen_attn`` [tokens, heads, width]; a document's last query
+    sees its last key, as FlashAttention has it since 2.1."""
+    assert offsets_q.dtype == offsets_k.dtype == torch.int32
     assert window_size == (-1, 0)
-    lengths = offsets_q.diff().tolist()
-    assert max_q == max_k >= max(lengths)
-    parts = (x.transpose(0, 1).split(lengths, dim=1) for x in (q, k, v))
-    one = [scaled_dot_product_attention(*part, is_causal=True) for part in zip(*parts, strict=True)]
+    lengths_q, lengths_k = offsets_q.diff(), offsets_k.diff()
+    assert (lengths_q > 0).all()
+    assert (lengths_q <= lengths_k).all()
+    assert max_q >= lengths_q.max()
+    assert max_k >= lengths_k.max()
+    splits = (lengths_q, lengths_k, lengths_k)
+    parts = (x.transpose(0, 1).split(n.tolist(), dim=1) for x, n in zip((q, k, v), splits, strict=True))
+    one = [
+        scaled_dot_product_attention(*part, attn_mask=torch.ones(t, s, dtype=torch.bool).tril(s - t))
+        for *part, t, s in zip(*parts, lengths_q.tolist(), lengths_k.tolist(), strict=True)
+    ]
     return torch.cat(one, dim=1).transpose(0, 1)
 
 
@@ -62,7 +69,7 @@ def fake_varlen_attn(q, k, v, offsets_q, offsets_k, max_q, max_k, *, window_size
 def kernel(request, monkeypatch):
     monkeypatch.setattr(module, "varlen_attn", fake_varlen_attn)
     return {
-        "blocks": lambda documents: DocumentBlocks(documents, torch.float64),
+        "blocks": lambda documents, **given: DocumentBlocks(documents, torch.float64, **given),
         "offsets": DocumentOffsets,
         "mask": DenseMask,
     }[request.param]
@@ -79,6 +86,22 @@ def test_equals_documents_one_by_one_with_gradients(kernel, lengths, kv_heads):
     gradient = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected_gradients = torch.autograd.grad(expected, inputs, gradient)
     for a, b in zip(torch.autograd.grad(actual, inputs, gradient), expected_gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("first_query", [1, 130, 200, 399])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_queries_may_be_of_the_last_tokens_alone(kernel, first_query, kv_heads):
+    documents = documents_of(TWO_ROWS)
+    q, k, v = [x.requires_grad_() for x in random_heads(*documents.shape, 4, kv_heads)]
+    expected = one_by_one(q, k, v, documents)[:, :, first_query:]
+    last = q[:, :, first_query:]
+    actual = kernel(documents, first_query=first_query).attend(last, k, v, dropout=0.0)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    gradient = torch.randn(expected.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected_gradients = torch.autograd.grad(expected, (q, k, v), gradient, retain_graph=True)
+    actual_gradients = torch.autograd.grad(actual, (q, k, v), gradient)
+    for a, b in zip(actual_gradients, expected_gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
@@ -100,8 +123,8 @@ def test_blocks_skip_what_no_query_sees():
     assert fourth.first == 250  # the lesser of 250 and 260
     (first, second) = DocumentBlocks(documents_of([[128, 128], [128, 128]]), torch.float32).blocks
     assert (first.first, second.first) == (0, 128)
-    assert first.hidden_B1QS is None
-    assert second.hidden_B1QS is None
+    assert first.hidden_B1QL is None
+    assert second.hidden_B1QL is None
 
 
 def test_offsets_are_of_all_rows_one_behind_the_other():
@@ -117,10 +140,10 @@ def test_the_kernel_on_a_cpu_follows_from_dtype_and_dropout():
     activation = torch.zeros(1, 5, 16)
     blocks = document_mask(documents, like=activation, head_dim=16, dropout=0.0)
     assert isinstance(blocks, DocumentBlocks)
-    assert blocks.blocks[0].hidden_B1QS.dtype == torch.float32
+    assert blocks.blocks[0].hidden_B1QL.dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         blocks = document_mask(documents, like=activation, head_dim=16, dropout=0.0)
-    assert blocks.blocks[0].hidden_B1QS.dtype == torch.bfloat16
+    assert blocks.blocks[0].hidden_B1QL.dtype == torch.bfloat16
     assert isinstance(document_mask(documents, like=activation, head_dim=16, dropout=0.1), DenseMask)
 
 

@@ -16,7 +16,7 @@ def require(
         layout,
         GPT2,
         sequence_length=length,
-        global_batch_size=batch,
+        batch_sizes=(batch,),
         micro_batch_size=micro_batch,
         world_size=world_size,
     )
@@ -67,7 +67,7 @@ def test_fewer_ranks_are_proposed_where_their_number_is_free() -> None:
             Layout(tp=3),
             GPT2,
             sequence_length=32,
-            global_batch_size=8,
+            batch_sizes=(8,),
             micro_batch_size=1,
             world_size=3,
             is_fixed=False,

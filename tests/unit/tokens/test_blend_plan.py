@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.samples.plan import SPLITS, samples_in
+from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 
 lengths_of = st.one_of(
@@ -41,7 +42,7 @@ def plans(draw) -> BlendPlan:
         validation=(source("data.validation.v", "", None),) if draw(st.booleans()) else None,
         sequence_length=draw(st.integers(1, 100)),
         num_steps=draw(st.integers(1, 300)),
-        global_batch_size=draw(st.integers(1, 16)),
+        batch_sizes=draw(batch_sizes()),
         needs=("train", *draw(st.sets(st.sampled_from(SPLITS)))),
     )
 
@@ -61,7 +62,7 @@ def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: 
 
 def _assert_possible(plan: BlendPlan) -> None:
     """By counting, without the planner's own functions."""
-    asked = plan.num_steps * plan.global_batch_size
+    asked = plan.batch_sizes.after(plan.num_steps)
     counts = plan.interleaving().counts(asked)
     for source, count in zip(plan.used, counts, strict=True):
         samples = samples_in(source.num_tokens("train"), plan.sequence_length)

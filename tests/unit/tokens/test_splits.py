@@ -8,6 +8,7 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.files.indexed_writer import IndexedWriter
 from groundup.tokens.samples.data import DataConfig, SourceConfig
 from groundup.tokens.samples.dataset import TokenDataset
+from groundup.tokens.samples.ramp import BatchSizes
 from groundup.tokens.samples.splits import open_splits, require_plan
 
 
@@ -53,7 +54,7 @@ def test_messages_name_the_smallest_change(prefix: Path) -> None:
         settings = {"split": "969,30,1", "sequence_length": 16, "max_epochs": 1, **changes}
         splits = open_splits(DataConfig(path=prefix, **settings), seed=0)  # type: ignore[arg-type]
         with pytest.raises(DataError) as caught:
-            require_plan(splits, num_steps=20, global_batch_size=4, validation=validation, test=test)
+            require_plan(splits, num_steps=20, batch_sizes=BatchSizes(4), validation=validation, test=test)
         return str(caught.value)
 
     assert "the test split is empty: split 969,30,1 gives it 0 of 100 documents" in refusal(test=True)
@@ -66,7 +67,7 @@ def test_messages_name_the_smallest_change(prefix: Path) -> None:
     assert "20 steps of 4 samples are 1.33 epochs of the 60 training samples" in steps
     assert "Set data.max_epochs=2, or num_steps=15." in steps
     splits = open_splits(DataConfig(path=prefix, sequence_length=16), seed=0)
-    require_plan(splits, num_steps=10**9, global_batch_size=4, validation=True)
+    require_plan(splits, num_steps=10**9, batch_sizes=BatchSizes(4), validation=True)
 
 
 def test_a_blend_takes_each_source_by_its_weight(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_own_validation_sources_leave_training_what_the_split_would_give_them(tm
     assert splits.train and splits.validation and splits.test
     assert (splits.train.num_documents, splits.validation.num_documents) == (89, 20)
     assert splits.validation.batch(0, 1, ordered=True).min() == 1000
-    require_plan(splits, num_steps=1, global_batch_size=1, validation=True)
+    require_plan(splits, num_steps=1, batch_sizes=BatchSizes(1), validation=True)
     short = open_splits(
         DataConfig(
             path=web, validation={"held": SourceConfig(path=_write(tmp_path / "s", 1))}, sequence_length=20
@@ -115,7 +116,7 @@ def test_own_validation_sources_leave_training_what_the_split_would_give_them(tm
         seed=5,
     )
     with pytest.raises(DataError, match=r"validation have at most 10 tokens.*Set data.sequence_length=9"):
-        require_plan(short, num_steps=1, global_batch_size=1, validation=True)
+        require_plan(short, num_steps=1, batch_sizes=BatchSizes(1), validation=True)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_a_blend_that_reads_a_source_too_often_is_refused_with_what_mends_it(tmp
     )
     splits = open_splits(config, seed=1)
     with pytest.raises(DataError) as caught:
-        require_plan(splits, num_steps=100, global_batch_size=8)
+        require_plan(splits, num_steps=100, batch_sizes=BatchSizes(8))
     assert "80 come from data.sources.books, and these are 7.27 epochs of its 11" in str(caught.value)
     assert "Set data.sources.books.max_epochs=8, or num_steps=2" in str(caught.value)
     assert "or data.sources.books.weight=0.024" in str(caught.value)
@@ -169,7 +170,7 @@ def test_a_source_without_a_validation_sample_is_left_out_there(tmp_path: Path, 
     assert splits.validation
     assert splits.validation.num_documents == 10
     assert "b gives no validation sample (0 tokens): left out there" in caplog.text
-    require_plan(splits, num_steps=1, global_batch_size=1, validation=True)
+    require_plan(splits, num_steps=1, batch_sizes=BatchSizes(1), validation=True)
 
 
 def test_an_empty_source_is_an_error(tmp_path: Path) -> None:
@@ -219,9 +220,9 @@ def test_the_names_of_shards_say_their_split(fineweb: Path) -> None:
     assert splits.test is None
     assert (splits.validation.num_tokens, splits.train.num_tokens) == (1005, 1995)
     assert splits.validation.batch(0, 1, ordered=True)[0, 0] == 50256
-    require_plan(splits, num_steps=10, global_batch_size=4, validation=True)
+    require_plan(splits, num_steps=10, batch_sizes=BatchSizes(4), validation=True)
     with pytest.raises(DataError, match="no source has files for test"):
-        require_plan(splits, num_steps=10, global_batch_size=4, test=True)
+        require_plan(splits, num_steps=10, batch_sizes=BatchSizes(4), test=True)
 
 
 def test_shards_without_split_names_are_split_by_their_documents(fineweb: Path, shared_data: Path) -> None:

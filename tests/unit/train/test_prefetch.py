@@ -16,7 +16,7 @@ def a_batch(first: int, count: int) -> Batch:
 
 
 def prefetch(read, *, num_batches: int = 3) -> Prefetch:
-    return Prefetch(read, first_sample=10, num_batches=num_batches, batch_size=4, stride=4, device=CPU)
+    return Prefetch(read, [(10 + 4 * number, 4) for number in range(num_batches)], device=CPU)
 
 
 def test_batches_come_in_order_and_no_more_are_read_than_there_are() -> None:
@@ -55,6 +55,14 @@ def test_what_goes_wrong_ahead_is_raised_when_its_turn_comes() -> None:
         batches.next_batch()
         with pytest.raises(DataError, match="broken"):
             batches.next_batch()
+
+
+def test_after_a_jump_come_the_others_alone() -> None:
+    with prefetch(a_batch) as batches:
+        batches.next_batch()
+        batches.jump([(50, 2), (60, 3)])
+        got = [batches.next_batch().tokens_BT[:, 0].tolist() for _ in range(2)]
+    assert got == [[50, 51], [60, 61, 62]]
 
 
 def test_a_run_without_steps_reads_nothing() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from groundup.cli.app import run
 from groundup.core.errors import ConfigError, TrainingError
-from groundup.parallel.layout import Layout
+from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.train.config import TrainConfig
 from groundup.verify.parallel import parse_layout, verify_parallel
 from tests.runs import make_config, make_data
@@ -18,13 +18,16 @@ from tests.runs import run as train_here
         ("tp4", Layout(dp=1, tp=4)),
         ("dp2-tp2-zero3", Layout(dp=2, tp=2, zero=3)),
         ("dp4-zero2-shard2", Layout(dp=4, zero=2, shard=2)),
+        ("cp2", Layout(dp=1, cp=2)),
+        ("pp2", Layout(dp=1, pp=2)),
+        ("tp2-pp2-zb", Layout(dp=1, tp=2, pp=2, pipeline=PipelineConfig(schedule="interleaved-zero-bubble"))),
     ],
 )
 def test_names_of_layouts(name: str, layout: Layout) -> None:
     assert parse_layout(name) == layout
 
 
-@pytest.mark.parametrize("name", ["", "pp2", "dp", "dp2,tp2", "zero4", "dp2-dp4"])
+@pytest.mark.parametrize("name", ["", "pp2-zbv-zb", "pp2-1f1b2", "dp", "dp2,tp2", "zero4", "dp2-dp4"])
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="--layouts"):
         parse_layout(name)

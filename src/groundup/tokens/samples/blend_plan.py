@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from groundup.tokens.files.source import TokenSource
 from groundup.tokens.samples.blend import Interleaving
 from groundup.tokens.samples.plan import Plan, Problem, find_problem, samples_in, split_ranges
+from groundup.tokens.samples.ramp import BatchSizes
 
 Change = dict[str, str | int | float]
 """Dotted keys of a run's config and their new values."""
@@ -52,7 +53,7 @@ class BlendPlan:
         test: Sources of the test alone, likewise.
         sequence_length: Tokens predicted in one sample.
         num_steps: Training steps.
-        global_batch_size: Samples of one step.
+        batch_sizes: Samples of each step.
         needs: The splits that must hold a sample.
     """
 
@@ -61,7 +62,7 @@ class BlendPlan:
     test: tuple[SourcePlan, ...] | None = None
     sequence_length: int
     num_steps: int
-    global_batch_size: int
+    batch_sizes: BatchSizes
     needs: Collection[str] = ("train",)
 
     @property
@@ -185,7 +186,7 @@ def _epochs_problem(plan: BlendPlan, num_steps_key: str) -> Problem | None:
         source.max_epochs * samples if source.max_epochs else 1 << 62
         for source, samples in zip(sources, there, strict=True)
     ]
-    asked = plan.num_steps * plan.global_batch_size
+    asked = plan.batch_sizes.after(plan.num_steps)
     counts = interleaving.counts(asked)
     over = [number for number, count in enumerate(counts) if count > limits[number]]
     if not over:
@@ -193,14 +194,14 @@ def _epochs_problem(plan: BlendPlan, num_steps_key: str) -> Problem | None:
     worst = max(over, key=lambda number: counts[number] / limits[number])
     source, count, samples = sources[worst], counts[worst], there[worst]
     changes: list[Change] = [{f"{source.key}.max_epochs": -(-count // samples)}]
-    longest = interleaving.longest([min(limit, 1 << 61) for limit in limits]) // plan.global_batch_size
+    longest = plan.batch_sizes.steps_within(interleaving.longest([min(limit, 1 << 61) for limit in limits]))
     if longest:
         changes.append({num_steps_key: longest})
     if len(sources) > 1 and source.weight is not None:
         changes += _lighter(plan, source, limits[worst], asked)
     of_it = "" if len(sources) == 1 else f", of which {count:,} come from {source.key}, and these"
     return Problem(
-        f"{plan.num_steps:,} steps of {plan.global_batch_size:,} samples{of_it} are {count / samples:.2f}"
+        f"{plan.num_steps:,} steps of {plan.batch_sizes} samples{of_it} are {count / samples:.2f}"
         f" epochs of {'the' if len(sources) == 1 else 'its'} {samples:,} training samples,"
         f" more than max_epochs={source.max_epochs}",
         tuple(changes),

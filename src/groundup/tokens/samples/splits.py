@@ -17,6 +17,7 @@ from groundup.tokens.samples.data import DataConfig, SourceConfig
 from groundup.tokens.samples.dataset import Samples, TokenDataset
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.tokens.samples.plan import SPLITS, samples_in, split_ranges
+from groundup.tokens.samples.ramp import BatchSizes
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -211,7 +212,7 @@ def require_plan(
     splits: Splits,
     *,
     num_steps: int,
-    global_batch_size: int,
+    batch_sizes: BatchSizes,
     validation: bool = False,
     test: bool = False,
 ) -> None:
@@ -220,7 +221,7 @@ def require_plan(
     Args:
         splits: The opened data.
         num_steps: Training steps.
-        global_batch_size: Samples of one step.
+        batch_sizes: Samples of each step.
         validation: Whether the validation split must hold a sample.
         test: Whether the test split must.
 
@@ -238,7 +239,7 @@ def require_plan(
             test=plans["test"] if named or splits.config.test else None,
             sequence_length=splits.config.sequence_length,
             num_steps=num_steps,
-            global_batch_size=global_batch_size,
+            batch_sizes=batch_sizes,
             needs=tuple(name for name, need in zip(SPLITS, wanted, strict=True) if need),
         )
     )

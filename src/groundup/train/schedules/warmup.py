@@ -1,8 +1,12 @@
 """How long the learning rate climbs linearly from 0 to its peak."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from groundup.core.config import ByKind, config
+
+StepsOfTokens = Callable[[float], float]
+"""The steps, with a fraction of one, in which a run takes its first so many tokens."""
 
 
 @config
@@ -17,7 +21,7 @@ class Steps:
         if self.steps < 0:
             raise ValueError("steps must be 0 or more")
 
-    def in_steps(self, horizon_steps: int, tokens_per_step: int) -> float:
+    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
         """Length of the warm-up in steps."""
         return self.steps
 
@@ -34,7 +38,7 @@ class Fraction:
         if not 0 <= self.fraction < 1:
             raise ValueError("fraction must be at least 0 and less than 1")
 
-    def in_steps(self, horizon_steps: int, tokens_per_step: int) -> float:
+    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
         """Length of the warm-up in steps."""
         return self.fraction * horizon_steps
 
@@ -51,9 +55,9 @@ class Tokens:
         if self.tokens < 0:
             raise ValueError("tokens must be 0 or more")
 
-    def in_steps(self, horizon_steps: int, tokens_per_step: int) -> float:
+    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
         """Length of the warm-up in steps."""
-        return self.tokens / tokens_per_step
+        return steps_of_tokens(self.tokens)
 
 
 Warmup = Annotated[Steps | Fraction | Tokens, ByKind]

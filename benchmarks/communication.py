@@ -1,0 +1,243 @@
+"""Bytes that a step sends under each layout, counted, against the formulas of the papers.
+
+Counts every collective of one training step on gloo ranks of this machine, and what a ring sends for it per
+rank: an all-reduce of S bytes over n ranks 2 S (n - 1) / n, a gather or scatter of S bytes in all
+S (n - 1) / n, a message its size. Writes ``results/communication.json`` and ``results/communication.md``.
+
+    python benchmarks/communication.py
+
+Formulas, for P weights of 4 bytes, a stream of s = 4 B T D bytes a micro-batch, m micro-batches, L layers:
+
+- data parallelism and ZeRO 1: 2 P (n - 1) / n once a step; ZeRO 2 the scattered half for each micro-batch
+  (Rajbhandari et al. 2019, arXiv:1910.02054, section 7);
+- ZeRO 3: gathered in the forward and the backward pass and scattered: 3 P (n - 1) / n for each micro-batch;
+  what no layer has (embedding, final norm, head) is gathered once for both;
+- tensor with sequence parallelism: 4 gathers and 4 scatters of s for each layer and micro-batch (Korthikanti
+  et al. 2022, arXiv:2205.05198, section 4.2.2), one of each for embedding and final norm;
+- pipeline: s forward and s back for each border of stages and micro-batch, on average over the ranks
+  2 s m (pp - 1) / pp; a tied embedding is all-reduced between the ends;
+- context: keys and values gathered and their gradients scattered for each layer and micro-batch, 4 s cp in
+  all, and gradients averaged as in data parallelism.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing
+from processes import describe_machine
+from torch.utils._python_dispatch import TorchDispatchMode
+
+RESULTS_DIR = Path(__file__).parent / "results"
+LAYERS, WIDTH, LENGTH, VOCABULARY = 4, 64, 64, 384
+MICRO_BATCH, MICRO_BATCHES = 2, 4
+LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "pp2", "cp2", "tp4", "pp4", "tp2-pp2")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """Attributes: ``sent`` is the mean over ranks of a step's bytes; ``formula`` what the papers say."""
+
+    layout: str
+    calls: int
+    sent: float
+    formula: float
+
+
+class Count(TorchDispatchMode):
+    """Adds up what the collectives within send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.sent = 0.0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
+        if function.namespace in ("c10d", "_c10d_functional"):
+            self._add(function.__name__.partition(".")[0], arguments)
+        return function(*arguments, **(named or {}))
+
+    def _add(self, name: str, arguments: Any) -> None:
+        if name in ("wait_tensor", "barrier", "recv_"):
+            return
+        part = _bytes(arguments[1] if name in ("allgather_", "_allgather_base_") else arguments[0])
+        size = _group_size(name, arguments)
+        whole = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
+        if name in (*whole, "reduce_scatter_", "_reduce_scatter_base_"):
+            self.sent += part * (size - 1)
+        elif name == "reduce_scatter_tensor":
+            self.sent += part * (size - 1) / size
+        elif name in ("allreduce_", "all_reduce"):
+            self.sent += 2 * part * (size - 1) / size
+        elif name == "send":
+            self.sent += part
+        else:
+            raise NotImplementedError(f"{name} is not counted yet")
+        self.calls += 1
+
+
+def _bytes(tensors: Any) -> float:
+    """Of a tensor or a list of some."""
+    if isinstance(tensors, torch.Tensor):
+        return float(tensors.numel() * tensors.element_size())
+    return sum(_bytes(tensor) for tensor in tensors)
+
+
+def _group_size(name: str, arguments: Any) -> int:
+    from torch.distributed.distributed_c10d import _resolve_process_group
+
+    if name in ("send",):
+        return 2
+    for argument in arguments:
+        if isinstance(argument, torch.ScriptObject):
+            return int(torch.distributed.ProcessGroup.unbox(argument).size())
+    return int(_resolve_process_group(arguments[-1]).size())
+
+
+def expected(layout: Any, model: Any) -> float:
+    """Bytes a rank sends in a step, by the formulas above, on average over ranks."""
+    from groundup.models import build_model
+
+    whole = build_model(model, device="meta")
+    sizes = {name: 4 * parameter.numel() for name, parameter in whole.named_parameters()}
+    of_layers = sum(size for name, size in sizes.items() if name.startswith("layers."))
+    weights = sum(sizes.values())
+    ends = weights - of_layers
+    stream = 4.0 * MICRO_BATCH * LENGTH * WIDTH
+    n = layout.dp * layout.cp
+    m = MICRO_BATCHES / layout.dp
+    share, of_tensors = (n - 1) / n, (layout.tp - 1) / layout.tp
+    total = 0.0
+    if n > 1 and layout.zero == 3:
+        total += (3 * m * of_layers + 2 * m * ends) * share
+    elif n > 1 and layout.zero == 2:
+        total += (1 + m) * weights * share
+    elif n > 1:
+        total += 2 * weights * share
+    total += (8 * LAYERS / layout.pp + 4 / layout.pp) * m * stream * of_tensors
+    if layout.pp > 1:
+        total += 2 * m * stream / layout.tp * (layout.pp - 1) / layout.pp
+        total += 2 * sizes["embed.tokens.weight"] / layout.tp / layout.pp  # all-reduced between two ends
+    if layout.cp > 1:
+        total += 4 * LAYERS * m * stream * (layout.cp - 1) / layout.cp
+    return total
+
+
+def main() -> None:
+    """Counts under each layout and writes the results."""
+    from groundup.models.gpt2 import GPT2Config
+    from groundup.verify.parallel import parse_layout
+
+    model = GPT2Config(
+        vocab_size=VOCABULARY,
+        max_sequence_length=LENGTH,
+        num_layers=LAYERS,
+        hidden_size=WIDTH,
+        num_heads=4,
+        ffn_size=4 * WIDTH,
+    )
+    found = []
+    for name in LAYOUTS:
+        layout = parse_layout(name)
+        with tempfile.TemporaryDirectory() as folder:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            ranks = layout.num_ranks
+            torch.multiprocessing.spawn(_rank, (ranks, port, layout, model, Path(folder)), nprocs=ranks)
+            counts = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+        sent = sum(count["sent"] for count in counts) / ranks
+        calls = max(count["calls"] for count in counts)
+        traffic = Traffic(layout=name, calls=calls, sent=sent, formula=expected(layout, model))
+        print(
+            f"{name:12} {traffic.sent / 1e3:10.1f} kB, formula {traffic.formula / 1e3:10.1f} kB,"
+            f" {traffic.sent / traffic.formula:.3f}x, {calls} calls",
+            file=sys.stderr,
+        )
+        found.append(traffic)
+    _write(found)
+
+
+def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Path) -> None:
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ.update({name: str(value) for name, value in names.items()})
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    from groundup.models import build_model
+    from groundup.models.initialise import initialise
+    from groundup.parallel.apply import parallelize
+    from groundup.parallel.launched import launched
+    from groundup.parallel.recompute import Recompute
+    from groundup.parallel.team import assemble
+    from groundup.tokens.samples.data import DataConfig
+    from groundup.train.batches import Batch, share_of_tokens
+    from groundup.train.config import TrainConfig
+    from groundup.train.optim import Sgd, build_optimizers
+    from groundup.train.passes import add_gradients
+    from groundup.train.precision import Precision
+    from groundup.train.state import TrainState
+
+    config = TrainConfig(
+        run_dir=folder,
+        model=model,
+        data=DataConfig(path=folder, sequence_length=LENGTH),
+        num_steps=2,
+        micro_batch_size=MICRO_BATCH,
+        global_batch_size=MICRO_BATCH * MICRO_BATCHES,
+        layout=layout,
+    )
+    device = torch.device("cpu")
+    team = assemble(layout, launched(), device)
+    precision = Precision("fp32", device)
+    whole = build_model(model).train()
+    initialise(whole, model, seed=0)
+    pipeline = parallelize(whole, team, recompute=Recompute(), compile=False, precision=precision.autocast)
+    optimizers = build_optimizers(whole, Sgd())
+    state = TrainState(model=whole, optimizers=optimizers, scaler=None, pipeline=pipeline)
+    rows = config.global_batch_size // layout.dp
+    tokens_BT = torch.randint(VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
+    batch = share_of_tokens(Batch(tokens_BT=tokens_BT, targets_BT=tokens_BT), team.cp_rank, layout.cp)
+    for _ in range(2):  # the first step also agrees on shapes
+        with Count() as count:
+            add_gradients(state, batch, config, precision, team, scale=1.0)
+        state.optimizers.step()
+        state.optimizers.zero_grad()
+    (folder / f"{rank}.json").write_text(json.dumps({"sent": count.sent, "calls": count.calls}))
+    team.wait()
+    torch.distributed.destroy_process_group()
+
+
+def _write(found: list[Traffic]) -> None:
+    machine = describe_machine()
+    RESULTS_DIR.mkdir(exist_ok=True)
+    rows = [dataclasses.asdict(one) for one in found]
+    (RESULTS_DIR / "communication.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+    lines = [
+        "# Bytes sent in a step",
+        "",
+        f"GPT-2 of {LAYERS} layers, width {WIDTH}, vocabulary {VOCABULARY} (tied), {MICRO_BATCHES}"
+        f" micro-batches of {MICRO_BATCH} x {LENGTH} tokens, fp32, gloo; what a ring sends per rank, whose"
+        " formulas are in `benchmarks/communication.py`. Sums of losses and the softmax over a divided"
+        " vocabulary are the rest.",
+        "",
+        f"torch {machine['torch']}",
+        "",
+        "| layout | collectives a step | kB a rank | formula, kB | ratio |",
+        "|---|---|---|---|---|",
+        *(
+            f"| {one.layout} | {one.calls} | {one.sent / 1e3:.1f} | {one.formula / 1e3:.1f} |"
+            f" {one.sent / one.formula:.3f} |"
+            for one in found
+        ),
+    ]
+    (RESULTS_DIR / "communication.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Folders that a conversion writes: whole or absent, and never in place of what is not an export."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from groundup.checkpoint.stored import StoredModel
+from groundup.core.errors import CheckpointError, MachineError
+from groundup.core.files import fsync_dir, fsync_file, require_free_space
+from groundup.core.manifest import Manifest, describe_files
+
+MANIFEST = "groundup_export.json"
+
+
+@contextlib.contextmanager
+def export_folder(
+    folder: Path, stored: StoredModel, *, size_bytes: int, about: Mapping[str, Any]
+) -> Iterator[Path]:
+    """A temporary folder to fill, which then gets its manifest and its name.
+
+    Args:
+        folder: To write; may be missing, empty or an earlier export, which is replaced.
+        stored: The model that is written.
+        size_bytes: That will be written.
+        about: For the manifest.
+
+    Raises:
+        CheckpointError: The folder holds something else, or the model that is being read.
+        MachineError: The disk is too small or the files cannot be written.
+    """
+    _require_replaceable(folder)
+    source, target = stored.source.resolve(), folder.resolve()
+    if source == target or target in source.parents or source in target.parents:
+        raise CheckpointError(
+            f"would be written into, or over, the model that is read ({stored.source})",
+            where=folder,
+            fix="Name a folder beside it.",
+        )
+    require_free_space(folder.parent, size_bytes + (16 << 20), "the converted model")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        names = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file())
+        Manifest(
+            kind="export",
+            inputs={"source": str(stored.source), "tokenizer": stored.tokenizer.fingerprint},
+            files=describe_files(temporary, names),
+            about=dict(about),
+        ).write(temporary / MANIFEST)
+        for name in (*names, MANIFEST):
+            fsync_file(temporary / name)
+        _put_in_place(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        raise MachineError(f"the export could not be written ({error})", where=folder) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _require_replaceable(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.is_dir() and (folder / MANIFEST).is_file():
+        Manifest.read(folder / MANIFEST, "export")
+        return
+    raise CheckpointError(
+        "is not empty and is not an earlier export, so it is not overwritten",
+        where=folder,
+        fix="Name a new folder.",
+    )
+
+
+def _put_in_place(temporary: Path, folder: Path) -> None:
+    """Renames the finished folder onto its name; an earlier export is removed only after that."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    fsync_dir(temporary)
+    replaced = folder.exists()
+    if replaced:
+        folder.rename(old)
+    temporary.rename(folder)
+    fsync_dir(folder.parent)
+    if replaced:
+        shutil.rmtree(old)

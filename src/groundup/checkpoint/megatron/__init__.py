@@ -1,0 +1,1 @@
+"""Megatron-LM's checkpoints: read whatever it wrote, write what it reads, without its code."""

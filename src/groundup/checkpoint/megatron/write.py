@@ -1,0 +1,216 @@
+"""Writes checkpoints that Megatron-LM loads, at any tensor and pipeline parallelism."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groundup.checkpoint.export import export_folder
+from groundup.checkpoint.megatron.arguments import args_of
+from groundup.checkpoint.megatron.files import RANK_FILE, TRACKER
+from groundup.checkpoint.megatron.layout import CURRENT_VERSION, Packing, fused_shape, split_dim
+from groundup.checkpoint.megatron.names import (
+    EMBEDDING,
+    HEAD,
+    Naming,
+    layer_of,
+    nested,
+    renamed,
+    rules,
+    with_layer,
+)
+from groundup.checkpoint.megatron.tokenizer import FOLDER
+from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, padded_rows
+from groundup.checkpoint.names import NameRule, rules_for
+from groundup.checkpoint.safetensors_file import bytes_of
+from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes, with_biases
+from groundup.checkpoint.unpickle import storage_offsets
+from groundup.core.errors import ConfigError
+from groundup.models import ModelConfig
+from groundup.models.llama import LlamaConfig
+from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT
+
+
+def write_megatron(
+    stored: StoredModel,
+    folder: Path,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    naming: Naming = "legacy",
+    on_write: Callable[[float], None] | None = None,
+) -> Path:
+    """Writes the weights as one checkpoint; returns its folder, ``iter_NNNNNNN`` or ``release``.
+
+    The vocabulary is padded as Megatron-LM pads it, with rows that are the mean of the others: it counts
+    padded ids in its loss, to which these can add no more than log(1 + padding / vocabulary) (Jensen's
+    inequality), where rows of 0 would outweigh the logits of a GPT-2, which are far below 0.
+
+    Args:
+        stored: The model, read tensor by tensor.
+        folder: To write; may be missing, empty or an earlier export, which is replaced.
+        tp: Degree of tensor parallelism.
+        pp: Pipeline stages, of equally many layers.
+        naming: Of the parameters: the Megatron-LM that is to read it.
+        on_write: Told the bytes of the model as they are written.
+
+    Raises:
+        ConfigError: The model does not divide into ``tp`` or ``pp``.
+        CheckpointError: The folder holds something else, or a weight does not fit its dtype.
+        MachineError: The disk is too small or the files cannot be written.
+    """
+    stored = with_biases(stored)
+    config = stored.config
+    require_divides(config, tp=tp, pp=pp)
+    multiple = int(stored.megatron_args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE)
+    rows = padded_rows(config.vocab_size, tp, multiple)
+    dtype = next(iter(stored.weights.values())).dtype
+    ours = args_of(config, tp=tp, pp=pp, rows=rows, multiple=multiple, dtype=dtype)
+    args = {**_defaults(stored), **stored.megatron_args, **ours}
+    shares = {
+        (stage, rank): dict(_share(stored, stage, rank, tp=tp, pp=pp, rows=rows, naming=naming))
+        for stage in range(pp)
+        for rank in range(tp)
+    }
+    size_bytes = sum(tensor.size_bytes for share in shares.values() for tensor in share.values())
+    about = {"format": "megatron", "tp": tp, "pp": pp, "naming": naming}
+    name = f"iter_{stored.step:07d}" if stored.step else "release"
+    source_bytes = sum(tensor.size_bytes for tensor in stored.weights.values())
+
+    def tell(written: int) -> None:
+        if on_write:  # padding and what all ranks hold is not counted twice
+            on_write(written * source_bytes / size_bytes)
+
+    with export_folder(folder, stored, size_bytes=size_bytes, about=about) as temporary:
+        for (stage, rank), share in shares.items():
+            path = temporary / name / f"mp_rank_{rank:02d}{f'_{stage:03d}' if pp > 1 else ''}" / RANK_FILE
+            path.parent.mkdir(parents=True)
+            model = nested(share, naming, tied=config.tied_embedding, last_stage=stage == pp - 1)
+            about_rank = {
+                "args": argparse.Namespace(**args),
+                "checkpoint_version": CURRENT_VERSION,
+                "iteration": stored.step,
+            }
+            _save(path, about_rank, model, tell)
+        (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
+        stored.tokenizer.save(temporary / FOLDER)
+    return folder / name
+
+
+def require_divides(config: ModelConfig, *, tp: int, pp: int) -> None:
+    """Refuses degrees of parallelism that Megatron-LM refuses.
+
+    Raises:
+        ConfigError: With all reasons.
+    """
+    counts = {
+        "query heads": config.num_heads,
+        "key/value heads": config.num_kv_heads,
+        "ffn_size": config.ffn_size,
+    }
+    problems = [f"--tp {tp} does not divide {count} {what}" for what, count in counts.items() if count % tp]
+    problems += [f"--pp {pp} does not divide {config.num_layers} layers"] if config.num_layers % pp else []
+    if problems:
+        raise ConfigError("; ".join(problems), where="command line", fix="Choose divisors of these.")
+
+
+def _defaults(stored: StoredModel) -> dict[str, Any]:
+    """Arguments that Megatron-LM wants of each checkpoint, and that say nothing of the model's shape."""
+    gpt2 = stored.tokenizer.fingerprint == GPT2_FINGERPRINT
+    return {
+        "tokenizer_type": "GPT2BPETokenizer" if gpt2 else "HuggingFaceTokenizer",
+        "consumed_train_samples": stored.samples,
+        "consumed_valid_samples": 0,
+    }
+
+
+def _share(
+    stored: StoredModel, stage: int, rank: int, *, tp: int, pp: int, rows: int, naming: Naming
+) -> Iterator[tuple[str, StoredTensor]]:
+    """What one rank holds, by their names."""
+    config = stored.config
+    shapes = logical_shapes(config)
+    per_stage = config.num_layers // pp
+    rms_norm = isinstance(config, LlamaConfig)
+    ruled = rules_for(rules(config), list(shapes))
+    if config.tied_embedding and pp > 1:  # the last stage has a copy of the embedding
+        ruled.append(NameRule(HEAD, ("embed.tokens.weight",)))
+    for rule in ruled:
+        layer = layer_of(rule.theirs)
+        home = (
+            layer // per_stage if layer is not None else 0 if rule.theirs.startswith("embedding.") else pp - 1
+        )
+        if home != stage:
+            continue
+        name = with_layer(rule.theirs, layer % per_stage) if layer is not None else rule.theirs
+        padded = rows if rule.theirs in (EMBEDDING, HEAD) else 0
+        parts = [stored.weights[ours] for ours in rule.ours]
+        whole = [(padded or part.shape[0], *part.shape[1:]) for part in parts]
+        yield (
+            renamed(name, naming, rms_norm=rms_norm),
+            StoredTensor(
+                shape=fused_shape(rule, whole, config, tp),
+                dtype=parts[0].dtype,
+                read=_Piece(rule=rule, parts=parts, config=config, rank=rank, tp=tp, rows=padded),
+            ),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """One rank's tensor, made of ours when it is written; ``rows`` of the padded vocabulary, or 0."""
+
+    rule: NameRule
+    parts: Sequence[StoredTensor]
+    config: ModelConfig
+    rank: int
+    tp: int
+    rows: int
+
+    def __call__(self) -> Tensor:
+        pieces = []
+        for name, part in zip(self.rule.ours, self.parts, strict=True):
+            tensor = part.read()
+            if self.rows > tensor.shape[0]:
+                mean = tensor.mean(0, keepdim=True, dtype=torch.float32).to(tensor.dtype)
+                tensor = torch.cat((tensor, mean.expand(self.rows - tensor.shape[0], -1)))
+            dim = split_dim(name, self.config)
+            pieces.append(tensor if dim is None else tensor.chunk(self.tp, dim)[self.rank])
+        return Packing(config=self.config).pack(self.rule, pieces)
+
+
+def _save(
+    path: Path,
+    about: Mapping[str, Any],
+    model: Mapping[str, Any],
+    on_write: Callable[[int], None],
+) -> None:
+    """A file of ``torch.save``, made with room for its tensors, which are then written one by one."""
+    stored: list[StoredTensor] = []
+
+    def room(tree: Mapping[str, Any]) -> dict[str, Any]:
+        filled: dict[str, Any] = {}
+        for key, value in tree.items():
+            if isinstance(value, StoredTensor):
+                stored.append(value)
+                filled[key] = torch.empty(value.shape, dtype=value.dtype)  # never touched: takes no memory
+            else:
+                filled[key] = room(value) if isinstance(value, dict) else value
+        return filled
+
+    with torch.serialization.skip_data():
+        torch.save({**about, "model": room(model)}, path)
+    offsets = storage_offsets(path)
+    assert len(offsets) == len(stored), "one storage for each tensor, numbered in their order"
+    with path.open("r+b") as file:
+        for number, tensor in enumerate(stored):
+            offset, size = offsets[str(number)]
+            values = tensor.read()
+            assert (tuple(values.shape), size) == (tensor.shape, tensor.size_bytes), "as was made room for"
+            file.seek(offset)
+            file.write(bytes_of(values))
+            on_write(size)

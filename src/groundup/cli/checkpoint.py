@@ -1,0 +1,250 @@
+"""``groundup checkpoint``: native checkpoints looked at, checked, compared, pruned."""
+
+import datetime
+import math
+from pathlib import Path
+from typing import Annotated
+
+import cyclopts
+
+from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.progress import Progress
+
+_SHOWN = 12
+
+
+def ls(run: Path) -> None:
+    """List the checkpoints of a run, the newest last: step, time, size, and whether each is whole.
+
+    Whole means that it was completed and all files have their sizes; `groundup checkpoint verify` reads them.
+
+    For example:
+
+        groundup checkpoint ls runs/gpt2
+
+    Args:
+        run: A run folder, or its folder of checkpoints.
+    """
+    from groundup.checkpoint import store
+
+    folders = store.steps_of(_checkpoints_dir(run))
+    if not folders:
+        raise CheckpointError(
+            "holds no checkpoints", where=run, fix="Name a run folder of `groundup train`, or convert to one."
+        )
+    print(f"{'checkpoint':<14}  {'written':<19}  {'size':>9}  {'files':>5}  {'tokens':>15}  state")
+    for folder in folders:
+        reason = store.verify_sizes(folder)
+        written = datetime.datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")
+        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        tokens, num_files = "", ""
+        if not reason:
+            manifest = store.read_manifest(folder)
+            tokens, num_files = f"{manifest.counts.get('tokens', 0):,}", str(len(manifest.files))
+        print(
+            f"{folder.name:<14}  {written:<19}  {size(size_bytes):>9}  {num_files:>5}  {tokens:>15}"
+            f"  {reason or 'whole'}"
+        )
+
+
+def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
+    """Show what a checkpoint holds: architecture, progress, layout that saved it, tensors by group.
+
+    For example:
+
+        groundup checkpoint show runs/gpt2
+        groundup checkpoint show runs/gpt2/checkpoints/step_0001000 --tensors
+
+    Args:
+        path: A checkpoint, or a run folder for its newest sound one.
+        tensors: List every tensor with its dtype, shape and the files that hold it.
+    """
+    from groundup.checkpoint import store
+    from groundup.checkpoint.groups import Group, group_names
+
+    folder = store.resolve(path)
+    manifest = store.read_manifest(folder)
+    config = manifest.about["config"]
+    rows = [
+        ("checkpoint", str(folder)),
+        ("model", _value(config["model"])),
+        *((key.replace("_", " "), _value(value)) for key, value in manifest.counts.items()),
+        ("data", manifest.about.get("data") or "unknown"),
+        ("tokenizer", manifest.about["tokenizer"]),
+        (
+            "written by",
+            f"groundup {manifest.groundup_version}, torch {manifest.about.get('torch', 'unknown')}",
+        ),
+    ]
+    if layout := config.get("layout"):
+        rows.append(("layout", _value({key: value for key, value in layout.items() if key != "pipeline"})))
+    groups = [Group(folder, name) for name in group_names(folder)]
+    for group in groups:
+        num_files = len({part.file for entry in group.values() for part in entry.parts})
+        numbers = sum(math.prod(entry.shape) for entry in group.values())
+        dtypes = sorted({str(entry.dtype).removeprefix("torch.") for entry in group.values()})
+        rows.append(
+            (
+                group.name,
+                f"{len(group):,} tensors, {numbers:,} numbers in {' and '.join(dtypes) or 'no dtype'},"
+                f" {size(group.size_bytes)} in {num_files} files",
+            )
+        )
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    if tensors:
+        for group in groups:
+            print(f"\n{group.name}")
+            for name, entry in group.items():
+                files = ", ".join(part.file.name for part in entry.parts)
+                print(f"  {name}  {str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}  {files}")
+
+
+def verify(path: Path) -> None:
+    """Check every byte of a checkpoint, or of all checkpoints of a run, against the checksums.
+
+    The exit code is 1 where one is damaged, which is named with the reason.
+
+    For example:
+
+        groundup checkpoint verify runs/gpt2
+        groundup checkpoint verify runs/gpt2/checkpoints/step_0001000
+
+    Args:
+        path: A checkpoint, or a run folder.
+    """
+    from groundup.checkpoint import store
+
+    folders = [path] if store.is_checkpoint(path) else store.steps_of(_checkpoints_dir(path))
+    if not folders:
+        raise CheckpointError("holds no checkpoints", where=path, fix="Name a run folder or a checkpoint.")
+    damaged = []
+    for folder in folders:
+        reason = store.verify(folder)
+        print(f"{folder}: {reason or 'sound'}", flush=True)
+        if reason:
+            damaged.append(folder.name)
+    if damaged:
+        raise CheckpointError(
+            f"{len(damaged)} of {len(folders)} checkpoints are damaged: {', '.join(damaged)}",
+            where=path,
+            fix="`groundup train` passes over them; remove them when you like.",
+        )
+
+
+def diff(
+    first: Path,
+    second: Path,
+    *,
+    all_tensors: Annotated[bool, cyclopts.Parameter(name="--all", negative="")] = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor: largest absolute difference, what is missing, dtypes, shapes.
+
+    The exit code is 1 where any tensor differs. The states of random generators are left out.
+
+    For example:
+
+        groundup checkpoint diff runs/a runs/b
+        groundup checkpoint diff runs/a/checkpoints/step_0000100 runs/a/checkpoints/step_0000200 --all
+
+    Args:
+        first: A checkpoint, or a run folder for its newest sound one.
+        second: Another.
+        all_tensors: Also list the tensors that are equal, and all that are not.
+    """
+    from groundup.checkpoint import store
+    from groundup.checkpoint.compare import compare
+
+    differences = []
+    num_tensors = 0
+    folders = store.resolve(first), store.resolve(second)
+    with Progress("comparing", 0, "tensors") as progress:
+        for found in compare(*folders):
+            num_tensors += 1
+            progress.add(1)
+            if not found.is_equal or all_tensors:
+                differences.append(found)
+    unequal = [found for found in differences if not found.is_equal]
+    unequal.sort(key=lambda found: (-found.rank, found.group, found.name))
+    equal = [found for found in differences if found.is_equal]
+    shown = unequal + equal if all_tensors else unequal[:_SHOWN]
+    for found in shown:
+        print(f"{found.group}  {found.name}  {found.describe()}")
+    if len(unequal) > len(shown):
+        print(f"... and {len(unequal) - len(shown)} more; --all lists them")
+    if unequal:
+        raise CheckpointError(
+            f"{len(unequal)} of {num_tensors} tensors differ from those of {folders[1]}", where=folders[0]
+        )
+    print(f"all {num_tensors} tensors are equal")
+
+
+def prune(
+    run: Path,
+    *,
+    keep_last: int = 1,
+    keep_every: int = 0,
+    dry_run: Annotated[bool, cyclopts.Parameter(negative="")] = False,
+) -> None:
+    """Remove old checkpoints of a run; damaged ones do not count as kept, and go.
+
+    For example:
+
+        groundup checkpoint prune runs/gpt2 --keep-last 2
+        groundup checkpoint prune runs/gpt2 --keep-last 1 --keep-every 10000 --dry-run
+
+    Args:
+        run: A run folder that is not being trained in.
+        keep_last: How many of the newest sound ones stay.
+        keep_every: Those of steps that this divides stay too; 0 for none.
+        dry_run: Only say what would go.
+    """
+    from groundup.checkpoint import store
+
+    if keep_last < 1 or keep_every < 0:
+        raise ConfigError("--keep-last is 1 or more, --keep-every 0 or more", where="checkpoint prune")
+    folders = store.steps_of(_checkpoints_dir(run))
+    sound = [folder for folder in folders if not store.verify_sizes(folder)]
+    if not sound:
+        raise CheckpointError("holds no sound checkpoint, so none is removed", where=run)
+    kept = set(sound[-keep_last:]) | {
+        folder for folder in sound if keep_every and store.step_of(folder) % keep_every == 0
+    }
+    freed = 0
+    for folder in folders:
+        if folder in kept:
+            continue
+        freed += total(folder)
+        print(f"{'would remove' if dry_run else 'removed'} {folder}")
+        if not dry_run:
+            store.remove(folder)
+    if not dry_run:
+        store.point_latest(max(kept, key=store.step_of))
+    print(f"{size(freed)} {'would be ' if dry_run else ''}freed, {len(kept)} checkpoints stay")
+
+
+def _checkpoints_dir(path: Path) -> Path:
+    if not path.is_dir():
+        raise CheckpointError("no such folder", where=path, fix="Check the path.")
+    return path / "checkpoints" if (path / "checkpoints").is_dir() else path
+
+
+def total(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def size(size_bytes: float) -> str:
+    """Bytes for people to read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {inner}" for key, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)

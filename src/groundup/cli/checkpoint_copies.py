@@ -1,0 +1,103 @@
+"""``groundup checkpoint``: other checkpoints made of native ones, and copies in object storage."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from groundup.cli.checkpoint import size, total
+from groundup.core.errors import ConfigError
+from groundup.core.progress import Progress
+
+if TYPE_CHECKING:
+    from groundup.checkpoint.stored import StoredModel
+
+
+def slim(path: Path, out: Path) -> None:
+    """Write a copy with the weights only: a third of the size, for use but not to train on from.
+
+    For example:
+
+        groundup checkpoint slim runs/gpt2 runs/gpt2-weights
+
+    Args:
+        path: A checkpoint, or a run folder for its newest sound one.
+        out: New folder, which `groundup generate`, `eval` and `convert` take.
+    """
+    from groundup.checkpoint.native import open_native, write_native
+    from groundup.checkpoint.stored import without_moments
+
+    stored = without_moments(open_native(path))
+    with Progress("writing", _weight_bytes(stored), "B") as progress:
+        folder = write_native(stored, out, on_write=progress.add)
+    sizes = f"{size(total(folder))} of {size(total(stored.source))}"
+    print(f"{folder}: {len(stored.weights):,} tensors, {sizes}")
+
+
+def average(
+    *paths: Path,
+    out: Path,
+) -> None:
+    """Write the mean of the weights of several checkpoints of one architecture.
+
+    For example:
+
+        groundup checkpoint average runs/gpt2/checkpoints/step_* --out runs/gpt2-mean
+
+    Args:
+        paths: Two checkpoints or more; run folders stand for their newest sound ones.
+        out: New folder, which `groundup generate`, `eval` and `convert` take.
+    """
+    from groundup.checkpoint.compare import mean_of
+    from groundup.checkpoint.native import open_native, write_native
+
+    if len(paths) < 2:
+        raise ConfigError("needs two checkpoints or more", where="checkpoint average")
+    mean = mean_of([open_native(path) for path in paths])
+    with Progress("averaging", _weight_bytes(mean), "B") as progress:
+        folder = write_native(mean, out, on_write=progress.add)
+    print(f"{folder}: the mean of {len(paths)} checkpoints")
+
+
+def push(path: Path, url: str) -> None:
+    """Copy a checkpoint to object storage: s3://, gs://, az://, file:// or whatever else fsspec knows.
+
+    It counts there only when all of it has arrived.
+
+    For example:
+
+        groundup checkpoint push runs/gpt2 s3://bucket/runs/gpt2
+
+    Args:
+        path: A checkpoint, or a run folder for its newest sound one.
+        url: Of the folder that it is put into.
+    """
+    from groundup.checkpoint import store
+    from groundup.checkpoint.storage import push as copy
+
+    folder = store.resolve(path)
+    with Progress("copying", total(folder), "B") as progress:
+        target = copy(folder, url, on_write=progress.add)
+    print(f"{target}: complete")
+
+
+def pull(url: str, run: Path) -> None:
+    """Bring a checkpoint from object storage to a run folder, from which `groundup train` goes on.
+
+    Every byte is checked against the checksums.
+
+    For example:
+
+        groundup checkpoint pull s3://bucket/runs/gpt2 runs/gpt2
+
+    Args:
+        url: Of a checkpoint, or of a folder whose newest complete one is meant.
+        run: Run folder, new or without this step.
+    """
+    from groundup.checkpoint.storage import pull as fetch
+
+    with Progress("fetching", 0, "B") as progress:
+        folder = fetch(url, run, on_read=progress.add)
+    print(f"{folder}: sound")
+
+
+def _weight_bytes(stored: "StoredModel") -> int:
+    return sum(tensor.size_bytes for tensor in stored.weights.values())

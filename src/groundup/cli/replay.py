@@ -1,0 +1,140 @@
+"""``groundup replay``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from groundup.train.replay import Replayer, SampleResult
+
+_SHOWN_SAMPLES = 16
+_SHOWN_DOCUMENTS = 3
+
+
+def replay(
+    bundle: Path,
+    *,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    precision: Literal["fp32", "bf16", "fp16"] | None = None,
+    samples: bool = True,
+    characters: int = 200,
+) -> None:
+    """Run one training step again, on one process: why was it not finite, which sample is odd?
+
+    A step whose gradients are not finite leaves its bundle in the run folder's `failures`; with
+    `guard.bundle=true` so does a step that the guard found an outlier. A bundle holds the step's samples, the
+    weights before it and the states of the generators: neither the data nor the run is needed, whatever the
+    layout was.
+
+    Prints the loss and the gradient norm then and now, the first module whose numbers are not finite, and
+    the loss and gradient norm of each sample alone (without dropout), the worst with their text and origin.
+    The exit code is 0 where the step gave the same as in the run.
+
+    For example:
+
+        groundup replay runs/a/failures/step-120
+        groundup replay runs/a/failures/step-120 --precision fp32
+
+    Args:
+        bundle: Its folder.
+        device: Where to compute; auto takes a GPU where there is one.
+        precision: Of the matrix products, instead of the run's: is that the reason?
+        samples: Whether to run each sample alone too, which takes as long as the step.
+        characters: How much of each document of the worst samples to show; 0 for origins alone.
+    """
+    from groundup.core.errors import TrainingError
+    from groundup.train.diagnose import describe
+    from groundup.train.replay import agreement, open_replayer
+
+    replayer = open_replayer(bundle, device=device, precision=precision)
+    opened, facts = replayer.bundle, replayer.bundle.facts
+    last = facts.first_sample + facts.num_samples - 1
+    print(f"step {facts.step}, samples {facts.first_sample} to {last}: {facts.reason}")
+    _print_machine(replayer)
+    result = replayer.run()
+    agrees = agreement(result, opened, replayer.precision)
+    verdict = f"the same, {agrees}" if agrees else "NOT the same"
+    print(f"then: loss {facts.loss:.6g}, gradient norm {facts.grad_norm:.6g}")
+    print(f"now:  loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}: {verdict}")
+    if result.findings:
+        found = describe(
+            result.findings, num_micro_batches=result.num_micro_batches, num_samples=facts.num_samples
+        )
+        print(f"{found[0].upper()}{found[1:]}.")
+    elif result.largest_gradient:
+        print(f"The largest gradient is {result.largest_gradient}.")
+    print(f"The largest weight is {result.largest_weight}.")
+    if samples:
+        _print_samples(replayer, replayer.samples(), characters)
+    if not agrees:
+        raise TrainingError(
+            "the step did not give what it gave in the run", where=bundle, fix=_reason_to_differ(replayer)
+        )
+
+
+def _print_machine(replayer: "Replayer") -> None:
+    import torch
+
+    from groundup.train.hardware import describe
+
+    about, precision = replayer.bundle.about, replayer.precision
+    degrees = [f"{name} {replayer.bundle.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
+    print(
+        f"then: {about['device']}, {replayer.bundle.precision}, torch {about['torch']},"
+        f" {', '.join(degrees)}\n"
+        f"now:  {describe(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
+    )
+
+
+def _reason_to_differ(replayer: "Replayer") -> str:
+    """What may be behind it."""
+    config, layout = replayer.bundle.config, replayer.bundle.layout
+    if replayer.precision.name != replayer.bundle.precision:
+        return f"So precision {replayer.bundle.precision} has to do with it."
+    dropout = config.model.dropout or config.model.attention_dropout
+    if dropout and layout["pp"] * layout["cp"] * layout["tp"] > 1:
+        return "Dropout drew otherwise: several ranks shared each sample, which one process cannot repeat."
+    return "Look at the differences between then and now above; on the same machine, suspect the hardware."
+
+
+def _print_samples(replayer: "Replayer", results: "list[SampleResult]", characters: int) -> None:
+    ranked = sorted(results, key=_badness, reverse=True)
+    shown = sorted(ranked[:_SHOWN_SAMPLES], key=lambda result: result.index)
+    print("each sample alone:" if len(shown) == len(results) else f"the {len(shown)} worst samples alone:")
+    for result in shown:
+        print(f"  sample {result.index}: loss {result.loss:.4f}, gradient norm {result.grad_norm:.4g}")
+    tokenizer = replayer.bundle.tokenizer
+    for result in ranked[:1]:
+        row = result.index - replayer.bundle.facts.first_sample
+        ids = replayer.bundle.batch.tokens_BT[row].tolist()
+        documents = replayer.bundle.sources[row]
+        print(f"the worst, sample {result.index}, holds {len(documents)} document(s):")
+        begin = 0
+        for document in documents[:_SHOWN_DOCUMENTS]:
+            length = document["end"] - document["begin"]
+            _print_document(document, tokenizer.decode(ids[begin : begin + length]), characters)
+            begin += length
+        if len(documents) > _SHOWN_DOCUMENTS:
+            print(f"  and {len(documents) - _SHOWN_DOCUMENTS} more")
+
+
+def _badness(result: "SampleResult") -> tuple[bool, float, float]:
+    import math
+
+    finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
+    return (not finite, result.loss if finite else 0.0, -result.index)
+
+
+def _print_document(document: dict[str, Any], text: str, characters: int) -> None:
+    line = f":{document['line']}" if document["line"] else ""
+    came = (
+        f"{document['source']}{line}  {document['url']}".strip()
+        if document["source"]
+        else "origin not recorded"
+    )
+    print(
+        f"  document {document['document']:,}, tokens {document['begin']:,} to {document['end']:,} of"
+        f" {document['length']:,}; {came}"
+    )
+    if characters:
+        shown = text[:characters] + (" ..." if len(text) > characters else "")
+        print("".join(f"    | {one}\n" for one in shown.splitlines() or [""]), end="")

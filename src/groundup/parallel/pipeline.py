@@ -1,0 +1,273 @@
+"""Pipeline parallelism: each rank has some of the layers, and micro-batches pass from rank to rank.
+
+The schedules are PyTorch's (``torch.distributed.pipelining``). A stage is a model without some of its
+parts: no embedding but on the first stage, no final norm and head but on the last. All stages of a rank
+share their layers with one model, the rank's share of the whole, by whose parameter names optimizers and
+checkpoints go.
+
+Shapes: B samples of a rank, T tokens, D model.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from groundup.core.vocabulary import padded_vocab_size
+from groundup.models import Model, ModelConfig, build_model
+from groundup.models.mode import evaluating
+from groundup.parallel.layout import Layout
+from groundup.parallel.stages import ranges, split_layers, stages_of_rank, stages_per_rank
+from groundup.parallel.team import Team
+
+_ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+_SEVERAL_STAGES = {
+    "interleaved": ScheduleInterleaved1F1B,
+    "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
+    "zbv": ScheduleZBVZeroBubble,
+}
+
+Inputs = dict[str, Tensor]
+"""``tokens_BT``, and where they are not plain ``positions_BT`` and ``documents_BT``."""
+
+Loss = Callable[[Model, Tensor, Tensor], Tensor]
+"""From the part with the head, final hidden states and targets to what is to be minimised."""
+
+
+class Pipeline:
+    """This rank's stages.
+
+    Args:
+        model: The whole, the same on all ranks; left with this rank's share of the layers, and None for
+            what other ranks have. A tied head on the last stage becomes a copy of its own.
+        team: Of the run, with a mesh.
+        precision: Makes the context of a stage's forward pass.
+
+    Attributes:
+        parts: Stage number -> the model without what other stages have.
+        tied_head: The last stage's copy of a tied embedding, where this rank has it.
+    """
+
+    def __init__(
+        self, model: Model, team: Team, precision: Callable[[], contextlib.AbstractContextManager[None]]
+    ) -> None:
+        self._team = team
+        self._config = model.config
+        self._group = team.stages
+        self._num_stages = team.layout.pp * stages_per_rank(team.layout.pipeline)
+        mine = stages_of_rank(team.layout.pipeline, team.layout.pp, team.pp_rank)
+        layers = layers_of_stages(model.config, team.layout)
+        self.tied_head: nn.Linear | None = None
+        self.parts: dict[int, Model] = {}
+        if model.config.tied_embedding and self._last in mine:
+            assert model.head is not None, "the whole model has its head"
+            model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+            self.tied_head = model.head
+        _drop(model, {str(layer) for stage in mine for layer in layers[stage]}, mine, self._last)
+        for stage in mine:
+            part = build_model(model.config, device="meta").train(model.training)
+            part.embed, part.norm, part.head = model.embed, model.norm, model.head
+            part.layers = nn.ModuleDict({str(layer): model.layers[str(layer)] for layer in layers[stage]})
+            _drop(part, set(part.layers), [stage], self._last)
+            part.forward = _within(precision, part.forward)  # type: ignore[method-assign]
+            self.parts[stage] = part
+        self._embedding = model.embed
+        self._ends = _ranks_of_ends(team) if model.config.tied_embedding else None
+        self._schedules: dict[tuple[int, torch.Size], Any] = {}
+        self._loss: Loss | None = None
+
+    @property
+    def _last(self) -> int:
+        return self._num_stages - 1
+
+    def accumulate(
+        self,
+        inputs: Inputs,
+        targets_BT: Tensor,
+        *,
+        num_micro_batches: int,
+        loss: Loss,
+    ) -> None:
+        """Adds the gradients of all micro-batches of a rank's share of a step.
+
+        Args:
+            inputs: Of the model; all ranks of the pipeline have the same.
+            targets_BT: For the loss.
+            num_micro_batches: Into which B is cut evenly.
+            loss: What gradients are taken of; called on the rank with the last stage only.
+        """
+        tokens_BT = inputs["tokens_BT"]
+        key = num_micro_batches, tokens_BT.shape
+        if key not in self._schedules:
+            self._schedules[key] = self._schedule(num_micro_batches, tokens_BT)
+        self._loss = loss
+        arguments = [tokens_BT] if 0 in self.parts else []
+        target = targets_BT if self._last in self.parts else None
+        self._schedules[key].step(*arguments, target=target, return_outputs=False, **_others(inputs))
+
+    @torch.no_grad()
+    def forward(self, micro_batches: Sequence[Inputs], finish: Callable[[Model, Tensor, int], None]) -> None:
+        """Passes micro-batches through in evaluation mode.
+
+        Args:
+            micro_batches: The same on all ranks of the pipeline.
+            finish: Called on the rank with the last stage, with its part, final hidden states and the number
+                of each micro-batch.
+        """
+        pp, waiting = self._team.layout.pp, []
+        homes = {stage: rank for rank in range(pp) for stage in self._stages_of(rank)}
+        streams: dict[int, Tensor] = {}
+        for stage in range(self._num_stages):
+            if stage not in self.parts:
+                continue
+            part = self.parts[stage]
+            with evaluating(part):
+                for number, inputs in enumerate(micro_batches):
+                    x = inputs["tokens_BT"]
+                    if stage > 0 and homes[stage - 1] == self._team.pp_rank:
+                        x = streams[number]
+                    elif stage > 0:
+                        x = self._stream(x)
+                        dist.recv(x, group=self._group, group_src=homes[stage - 1], tag=stage)
+                    y = streams[number] = part(x, **_others(inputs))
+                    if stage == self._last:
+                        finish(part, y, number)
+                    elif homes[stage + 1] != self._team.pp_rank:
+                        y = y.contiguous()
+                        work = dist.isend(y, group=self._group, group_dst=homes[stage + 1], tag=stage + 1)
+                        waiting.append((work, y))
+        for work, _ in waiting:
+            if work is not None:
+                work.wait()
+
+    def sum_tied_gradients(self) -> None:
+        """Adds the embedding's and the tied head's gradients up, on both; once before each update."""
+        if self._ends is None:
+            return
+        first = self._embedding.tokens.weight.grad if self._embedding is not None else None
+        last = self.tied_head.weight.grad if self.tied_head is not None else None
+        if first is not None and last is not None:
+            total = _local(first).add_(_local(last))
+            _local(last).copy_(total)
+        elif first is not None or last is not None:
+            dist.all_reduce(_local(first if first is not None else last), group=self._ends)
+
+    def _schedule(self, num_micro_batches: int, tokens_BT: Tensor) -> Any:
+        settings = self._team.layout.pipeline
+        micro_BT = tokens_BT[: len(tokens_BT) // num_micro_batches]
+        stream = self._stream(micro_BT, device="meta").requires_grad_()
+        hidden = torch.empty(*micro_BT.shape, self._config.hidden_size, device="meta", requires_grad=True)
+        stages = [
+            PipelineStage(
+                part,
+                stage,
+                self._num_stages,
+                self._team.device,
+                input_args=micro_BT if stage == 0 else stream,
+                output_args=hidden if stage == self._last else stream,
+                group=self._group,
+            )
+            for stage, part in self.parts.items()
+        ]
+
+        def loss(hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+            assert self._loss is not None, "losses are asked for while a step accumulates"
+            return self._loss(self.parts[self._last], hidden_BTD, targets_BT)
+
+        if settings.schedule in _ONE_STAGE:
+            return _ONE_STAGE[settings.schedule](
+                stages[0], num_micro_batches, loss_fn=loss, scale_grads=False
+            )
+        return _SEVERAL_STAGES[settings.schedule](
+            list(stages), num_micro_batches, loss_fn=loss, scale_grads=False
+        )
+
+    def _stream(self, tokens_BT: Tensor, device: torch.device | str | None = None) -> Tensor:
+        """Room for what passes between stages: [B, T / tp, D], in the dtype of the weights."""
+        rows, length = tokens_BT.shape
+        width = self._config.hidden_size
+        return torch.empty(rows, length // self._team.layout.tp, width, device=device or self._team.device)
+
+    def _stages_of(self, rank: int) -> list[int]:
+        return stages_of_rank(self._team.layout.pipeline, self._team.layout.pp, rank)
+
+
+def layers_of_stages(config: ModelConfig, layout: Layout) -> list[range]:
+    """The layers of each stage of a layout's pipeline, by hand or by cost.
+
+    Costs are weights of matrix products, at the padded vocabulary; looking up embeddings costs nothing.
+    """
+    num_stages = layout.pp * stages_per_rank(layout.pipeline)
+    if layout.pipeline.layers:
+        return ranges(layout.pipeline.layers)
+    one = build_model(config, device="meta").layers["0"]
+    return ranges(
+        split_layers(
+            config.num_layers,
+            num_stages,
+            layer_cost=sum(parameter.numel() for parameter in one.parameters() if parameter.ndim == 2),
+            first_cost=0,
+            last_cost=padded_vocab_size(config.vocab_size) * config.hidden_size,
+        )
+    )
+
+
+def _within(
+    context: Callable[[], contextlib.AbstractContextManager[None]], forward: Callable[..., Tensor]
+) -> Callable[..., Tensor]:
+    """Forward in a context that its backward pass is not in."""
+
+    @functools.wraps(forward)
+    def forward_within(*arguments: Any, **named: Any) -> Tensor:
+        with context():
+            return forward(*arguments, **named)
+
+    return forward_within
+
+
+def _drop(model: Model, layers: set[str], stages: Sequence[int], last: int) -> None:
+    """Leaves a model with some layers, and the ends that its stages have."""
+    for name in [name for name in model.layers if name not in layers]:
+        del model.layers[name]
+    if 0 not in stages:
+        model.embed = None
+    if last not in stages:
+        model.norm = model.head = None
+
+
+def _ranks_of_ends(team: Team) -> dist.ProcessGroup | None:
+    """The ranks with the first and last stage of this rank's pipeline; None where it is neither, or both."""
+    assert team.mesh is not None, "a pipeline has several ranks"
+    pipelines = team.mesh.mesh.flatten(1).T.tolist()
+    mine = None
+    for ranks in pipelines:  # every rank makes all groups, in the same order
+        group = dist.new_group([ranks[0], ranks[-1]])
+        if team.rank in (ranks[0], ranks[-1]):
+            mine = group
+    return mine
+
+
+def _local(tensor: Any) -> Tensor:
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
+def _others(inputs: Inputs) -> Inputs:
+    """All but the tokens; positions are made explicit, as stages behind the first see no tokens to count."""
+    tokens_BT = inputs["tokens_BT"]
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    return {
+        name: value for name, value in {"positions_BT": positions_BT, **inputs}.items() if name != "tokens_BT"
+    }

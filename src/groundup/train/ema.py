@@ -1,0 +1,81 @@
+"""An exponential moving average of the weights: often better than the weights of any one step.
+
+Polyak and Juditsky 1992 (averaged iterates); for language models e.g. Kaddour 2022, arXiv:2209.14981, and
+Sanyal et al. 2023, arXiv:2306.03241.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from groundup.core.config import config
+from groundup.parallel.gather import local
+
+
+@config
+class EmaConfig:
+    """Averaging of weights.
+
+    Attributes:
+        decay: Share of the average that stays at each update, e.g. 0.999: the average then is over some 1 /
+            (1 - decay) updates. 0 for none. It takes 4 bytes a weight, sharded as the weights are.
+    """
+
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class WeightAverage:
+    """The average of a model's weights, of whatever layout; it begins as the weights are.
+
+    After n updates it is decay^n w_0 + (1 - decay) sum over i = 1..n of decay^(n - i) w_i. Steps without an
+    update of the weights do not count.
+
+    Args:
+        model: Whose parameters are averaged, as they are spread.
+        decay: Share of the average that stays at each update.
+
+    Attributes:
+        values: Parameter name -> average, fp32, spread as the parameter is.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._weights: dict[str, Tensor] = dict(model.named_parameters())
+        self._decay = decay
+        self.values = {name: weight.detach().float().clone() for name, weight in self._weights.items()}
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Sets the average to the weights as they are now."""
+        for name, weight in self._weights.items():
+            local(self.values[name]).copy_(local(weight))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Takes in the weights as they are now."""
+        averages = [local(value) for value in self.values.values()]
+        weights = [local(weight).to(torch.float32) for weight in self._weights.values()]
+        torch._foreach_lerp_(averages, weights, 1 - self._decay)
+
+    @contextlib.contextmanager
+    def in_place_of_weights(self) -> Iterator[None]:
+        """Within the block the model has the average as its weights; behind it, its own again, bit by bit.
+
+        Weights that a forward pass has gathered must be let go before and behind; see ``left_sharded``.
+        """
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, weight in self._weights.items():
+            ours, theirs = local(self.values[name]), local(weight)
+            before = ours.clone()
+            ours.copy_(theirs)
+            theirs.copy_(before)

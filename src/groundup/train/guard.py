@@ -1,0 +1,197 @@
+"""The guard: steps whose loss or gradient norm is far above those before them do not change the weights.
+
+Two ways out of loss spikes are known to work. AI2 (``SkipStepOptimizer`` of OLMo-core) leaves out the update
+of a step whose loss or gradient norm is 6 standard deviations above the mean of the last 128. PaLM (Chowdhery
+et al. 2022, arXiv:2204.02311, section 5.1) goes back some 100 steps and jumps over the data from there to
+behind the spike, which then did not come again.
+
+The rule here is robust: median and median absolute deviation (MAD) in place of mean and standard deviation,
+which the outliers themselves would raise (Leys et al. 2013, doi:10.1016/j.jesp.2013.03.013).
+"""
+
+import collections
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from groundup.core.config import ByKind, config
+from groundup.core.errors import TrainingError
+
+_MAD_TO_SIGMA = 1.4826
+"""1 / 0.6745: the MAD of normal numbers times this is their standard deviation."""
+_LEAST_SPREAD = 1e-3
+"""Of the median; so that numbers that hardly differ are no outliers to each other."""
+
+Count = Annotated[int, Field(ge=1)]
+Deviations = Annotated[float, Field(gt=0)]
+
+
+@config
+class NoGuard:
+    """Every step counts, as in any exact reproduction."""
+
+    kind: Literal["none"] = "none"
+
+
+@config
+class SkipGuard:
+    """Leaves out the update of an outlier.
+
+    Attributes:
+        window: Losses and gradient norms, of the last steps that were none, that a step is compared with.
+        warmup: Steps of these that are needed before any is judged; at most ``window``.
+        loss_deviations: How many standard deviations, estimated from the MAD, above the median is too far.
+        grad_norm_deviations: The same for gradient norms, whose tail is heavier: with batches of 1,000 tokens
+            of forum posts the largest of 3,000 healthy steps was at 23, the largest loss at 5.
+        patience: So many outliers in a row are no accident, and end the training.
+        bundle: Save each outlier for `groundup replay`; takes 4 bytes a weight on the disk each time.
+    """
+
+    kind: Literal["skip"] = "skip"
+    window: Count = 128
+    warmup: Count = 64
+    loss_deviations: Deviations = 6.0
+    grad_norm_deviations: Deviations = 30.0
+    patience: Count = 8
+    bundle: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses a rule that could never judge."""
+        _check(self)
+
+
+@config
+class RollbackGuard:
+    """Goes back to a checkpoint, and jumps over the data from there to behind the outlier.
+
+    Attributes:
+        window: See ``SkipGuard``; likewise ``warmup``, the deviations and ``bundle``.
+        warmup: See there.
+        loss_deviations: See there.
+        grad_norm_deviations: See there.
+        back: To the newest checkpoint of at least so many steps before the outlier.
+        limit: Rollbacks of a run; the next outlier ends it.
+        bundle: See there.
+    """
+
+    kind: Literal["rollback"] = "rollback"
+    window: Count = 128
+    warmup: Count = 64
+    loss_deviations: Deviations = 6.0
+    grad_norm_deviations: Deviations = 30.0
+    back: Count = 100
+    limit: Count = 10
+    bundle: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses a rule that could never judge."""
+        _check(self)
+
+
+def _check(guard: SkipGuard | RollbackGuard) -> None:
+    if guard.warmup > guard.window:
+        raise ValueError(f"warmup {guard.warmup} is more than window {guard.window}: no step would be judged")
+
+
+GuardConfig = Annotated[NoGuard | SkipGuard | RollbackGuard, ByKind]
+
+
+class Guard:
+    """Judges steps, and remembers what it judges by; the same on all ranks.
+
+    Args:
+        config: Its rule.
+
+    Attributes:
+        outliers: One record for each outlier of the run: "step", "samples" (the position in the data of its
+            first), "reason" and "action".
+    """
+
+    def __init__(self, config: SkipGuard | RollbackGuard) -> None:
+        self.config = config
+        self.outliers: list[dict[str, Any]] = []
+        self._losses: collections.deque[float] = collections.deque(maxlen=config.window)
+        self._grad_norms: collections.deque[float] = collections.deque(maxlen=config.window)
+        self._in_a_row = 0
+
+    def reason(self, loss: float, grad_norm: float) -> str:
+        """Why a step is an outlier; empty where it is none."""
+        config = self.config
+        return _reason("loss", loss, self._losses, config.loss_deviations, config.warmup) or _reason(
+            "gradient norm", grad_norm, self._grad_norms, config.grad_norm_deviations, config.warmup
+        )
+
+    def accept(self, loss: float, grad_norm: float) -> None:
+        """Takes in a step that is none."""
+        self._losses.append(loss)
+        self._grad_norms.append(grad_norm)
+        self._in_a_row = 0
+
+    def note(self, *, step: int, samples: int, reason: str, action: str) -> None:
+        """Takes in an outlier.
+
+        Raises:
+            TrainingError: It is one too many.
+        """
+        self.outliers.append({"step": step, "samples": samples, "reason": reason, "action": action})
+        self._in_a_row += 1
+        where = f"step {step}"
+        match self.config:
+            case SkipGuard(patience=patience) if self._in_a_row >= patience:
+                raise TrainingError(
+                    f"the last {self._in_a_row} steps were all outliers ({reason}), which is no accident",
+                    where=where,
+                    fix="If the data has changed its kind, set guard.kind=none for a while. If the model has"
+                    " diverged, continue from an older checkpoint with a lower optimizer.lr, or with"
+                    " guard.kind=rollback.",
+                )
+            case RollbackGuard(limit=limit) if self.num_rollbacks > limit:
+                raise TrainingError(
+                    f"an outlier ({reason}) after guard.limit={limit} rollbacks",
+                    where=where,
+                    fix="Lower optimizer.lr, look at the data (`groundup tokens trace`),"
+                    " or raise guard.limit.",
+                )
+            case _:
+                pass
+
+    @property
+    def num_rollbacks(self) -> int:
+        """Outliers from which the run went back."""
+        return sum(outlier["action"] == "rollback" for outlier in self.outliers)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, so that a resumed run judges alike."""
+        return {
+            "losses": list(self._losses),
+            "grad_norms": list(self._grad_norms),
+            "in_a_row": self._in_a_row,
+            "outliers": self.outliers,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Continues from a checkpoint's state, of another window too."""
+        self._losses = collections.deque(state["losses"], maxlen=self.config.window)
+        self._grad_norms = collections.deque(state["grad_norms"], maxlen=self.config.window)
+        self._in_a_row = state["in_a_row"]
+        self.outliers = list(state["outliers"])
+
+
+def _reason(name: str, value: float, before: collections.deque[float], deviations: float, warmup: int) -> str:
+    """Why a number is an outlier among those before it; empty where it is none."""
+    if not math.isfinite(value):
+        return f"the {name} is {value}"
+    if len(before) < warmup:
+        return ""
+    median = statistics.median(before)
+    spread = _MAD_TO_SIGMA * statistics.median(abs(one - median) for one in before)
+    far = (value - median) / max(spread, _LEAST_SPREAD * abs(median))
+    if far <= deviations:
+        return ""
+    return (
+        f"the {name} {value:.4g} is {far:.1f} standard deviations above the median {median:.4g} of the last"
+        f" {len(before)}"
+    )

@@ -1,0 +1,69 @@
+"""What is done about a step whose gradients are not finite: it is saved, and run again for the culprit."""
+
+from groundup.core.errors import GroundupError, TrainingError
+from groundup.parallel.whereabouts import progress_note
+from groundup.train.batches import Batch, share_of_tokens
+from groundup.train.build import Run
+from groundup.train.bundle import StepFacts, write_bundle
+from groundup.train.diagnose import describe, find_not_finite, largest_weight
+from groundup.train.passes import add_micro_batch_gradients
+from groundup.train.randomness import RandomStates
+from groundup.train.step import NotFinite
+
+
+def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) -> TrainingError:
+    """The error with all that can be found out; all ranks together.
+
+    Args:
+        run: As it was before the step.
+        batch: This rank's share of the step.
+        error: What the step ended with.
+        random: This rank's generators before the step.
+    """
+    progress_note(error.step, "finding what is not finite", is_long=True)
+    run.state.optimizers.zero_grad()
+    facts = StepFacts(
+        step=error.step,
+        first_sample=error.first_sample,
+        num_samples=error.num_samples,
+        loss=error.loss,
+        grad_norm=error.grad_norm,
+        loss_scale=error.loss_scale,
+        reason=error.what,
+    )
+    try:
+        folder = write_bundle(run, facts, random)
+        saved = f"`groundup replay {folder}` runs this step again."
+    except GroundupError as problem:  # the disk is full, say: what is known must be told all the same
+        saved = f"The step could not be saved: {problem}."
+    if run.state.pipeline:
+        found = (
+            "which module was the first is found by the replay, since the layers lie on several ranks here"
+        )
+    else:
+        found = _first_not_finite(run, batch, error, random)
+    size, name = max(run.team.gather(largest_weight(run.state.model)))
+    found += f". The largest weight is {size:.3g}, in {name}"
+    return TrainingError(f"{error.what}; {found}", where=error.where, fix=f"{saved} {error.fix}")
+
+
+def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RandomStates) -> str:
+    config, team = run.config, run.team
+    share = error.num_samples // team.dp
+    micro_batches = list(share_of_tokens(batch, team.cp_rank, team.layout.cp).split(config.micro_batch_size))
+    scale = error.loss_scale / max(1, batch.num_targets * team.num_copies)
+    random.restore()
+    mine = find_not_finite(
+        run.state.model,
+        micro_batches,
+        lambda one: add_micro_batch_gradients(run.state, one, run.precision, team, scale=scale),
+        first_sample=error.first_sample + team.dp_rank * share,
+        share=team.dp_rank,
+        rank=team.rank,
+    )
+    findings = [finding for theirs in team.gather(mine) for finding in theirs]
+    found = describe(findings, num_micro_batches=len(micro_batches) * team.dp, num_samples=error.num_samples)
+    return found or (
+        "each micro-batch alone is finite when it is run again: their sum or the norm overflows, or the"
+        " machine computes differently each time"
+    )

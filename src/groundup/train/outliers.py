@@ -1,0 +1,101 @@
+"""What is done about an outlier of the guard: it is told, kept for a replay, skipped or gone back from."""
+
+from pathlib import Path
+from typing import Literal
+
+from groundup.checkpoint import store
+from groundup.core.errors import TrainingError
+from groundup.core.log import logger
+from groundup.parallel.whereabouts import progress_note
+from groundup.train.build import Run
+from groundup.train.bundle import StepFacts, write_bundle
+from groundup.train.guard import RollbackGuard
+from groundup.train.metrics import Metrics
+from groundup.train.randomness import RandomStates
+from groundup.train.step import StepResult
+
+
+def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: RandomStates) -> bool:
+    """Deals with the step just taken, which did not change the weights; all ranks together.
+
+    Args:
+        run: As the step left it.
+        metrics: Of the run.
+        result: Of the step.
+        random: This rank's generators before it.
+
+    Returns:
+        Whether the run went back, so that other samples come next.
+
+    Raises:
+        TrainingError: It is one outlier too many, or there is no checkpoint to go back to.
+        MachineError: The disk is full.
+    """
+    state, guard = run.state, run.state.guard
+    assert guard is not None, "nothing else finds outliers"
+    step = state.step
+    facts = StepFacts(
+        step=step,
+        first_sample=result.first_sample,
+        num_samples=result.num_samples,
+        loss=float(result.loss),
+        grad_norm=result.grad_norm,
+        loss_scale=result.loss_scale,
+        reason=result.outlier,
+    )
+    action: Literal["skip", "rollback"] = guard.config.kind
+    if guard.config.bundle:
+        progress_note(step, "saving an outlier", is_long=True)
+        logger.warning("step %d is in %s, for `groundup replay`", step, write_bundle(run, facts, random))
+    if isinstance(guard.config, RollbackGuard):
+        progress_note(step, "going back", is_long=True)
+        _go_back(run, guard.config, step)
+        metrics.go_back(state.step)
+    guard.note(step=step, samples=result.first_sample, reason=result.outlier, action=action)
+    metrics.record(
+        "outlier",
+        state.step,
+        outlier_step=step,
+        samples=result.first_sample,
+        num_samples=result.num_samples,
+        loss=facts.loss,
+        grad_norm=facts.grad_norm,
+        reason=result.outlier,
+        action=action,
+    )
+    if action == "skip":
+        logger.warning("step %d is skipped: %s", step, result.outlier)
+        return False
+    logger.warning(
+        "step %d: %s; back to step %d, and on from sample %d", step, result.outlier, state.step, state.samples
+    )
+    run.save(wait=True)  # in place of what was gone back to: a resumed run goes on from behind the jump
+    return True
+
+
+def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
+    """Restores the newest sound checkpoint that is far enough back; the position in the data stays."""
+    position = run.state.samples
+    run.writer.finish()
+    folders = run.team.gather(store.steps_of(run.checkpoints_dir))[0]
+    target = _newest_sound([one for one in folders if store.step_of(one) <= step - config.back], run)
+    if target is None:
+        raise TrainingError(
+            f"there is no sound checkpoint of {config.back} steps before or more to go back to",
+            where=f"step {step}",
+            fix="Lower guard.back or checkpoint.interval.",
+        )
+    run.state.restore(target, run.config, run.team)
+    run.state.samples = position
+    if run.team.is_first:
+        for folder in folders:
+            if store.step_of(folder) > run.state.step:
+                store.remove(folder)  # of a way that is not gone any more
+    run.team.wait()
+
+
+def _newest_sound(folders: list[Path], run: Run) -> Path | None:
+    for folder in reversed(folders):
+        if not store.verify(folder, run.team):
+            return folder
+    return None

@@ -1,0 +1,137 @@
+"""Micro-batches through the model, whole or in a pipeline: gradients, or losses alone."""
+
+import torch
+from torch import Tensor
+
+from groundup.models import Model
+from groundup.models.mode import evaluating
+from groundup.parallel.pipeline import Inputs
+from groundup.parallel.sharding import synchronise_gradients
+from groundup.parallel.stages import backward_is_split
+from groundup.parallel.team import Team
+from groundup.parallel.tensor import finish_gradients, vocabulary_shard
+from groundup.tokens.samples.predictions import Predictions
+from groundup.train.batches import Batch, from_predictions, share_of_rows, share_of_tokens
+from groundup.train.config import TrainConfig
+from groundup.train.loss import linear_cross_entropy
+from groundup.train.precision import Precision
+from groundup.train.state import TrainState
+
+
+def add_gradients(
+    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, team: Team, *, scale: float
+) -> Tensor:
+    """Forward and backward passes over the micro-batches of this rank's share of a global batch.
+
+    Args:
+        state: Its parameters' gradients are added to.
+        batch: The share.
+        config: Of the run.
+        precision: Of the passes.
+        team: This rank among the others.
+        scale: Times the loss summed over all ranks' targets, which gradients are taken of.
+
+    Returns:
+        That sum without the scale, fp32, the same on all ranks.
+    """
+    total = torch.zeros((), device=precision.device)
+    scale *= team.num_copies  # what ranks have is averaged over them
+
+    def scaled_loss(model: Model, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        loss_sum = summed_loss(
+            model, hidden_BTD, targets_BT, precision, backward_twice=backward_is_split(team.layout)
+        )
+        total.add_(loss_sum.detach())
+        return loss_sum * scale
+
+    micro_batches = list(batch.split(config.micro_batch_size))
+    if state.pipeline:
+        state.pipeline.accumulate(
+            inputs_of(batch), batch.targets_BT, num_micro_batches=len(micro_batches), loss=scaled_loss
+        )
+        state.pipeline.sum_tied_gradients()
+    else:
+        for number, micro_batch in enumerate(micro_batches, start=1):
+            synchronise_gradients(state.model, team.layout, is_last=number == len(micro_batches))
+            with precision.autocast():
+                hidden_BTD = state.model(**inputs_of(micro_batch))
+            scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT).backward()
+    finish_gradients(state.model)
+    return team.sum(total, over_stages=True)
+
+
+def add_micro_batch_gradients(
+    state: TrainState, batch: Batch, precision: Precision, team: Team, *, scale: float
+) -> Tensor:
+    """What ``add_gradients`` does for one micro-batch alone; not in a pipeline.
+
+    Returns:
+        The loss summed over this rank's targets, without the scale.
+    """
+    synchronise_gradients(state.model, team.layout, is_last=True)
+    with precision.autocast():
+        hidden_BTD = state.model(**inputs_of(batch))
+    loss_sum = summed_loss(state.model, hidden_BTD, batch.targets_BT, precision)
+    (loss_sum * (scale * team.num_copies)).backward()
+    finish_gradients(state.model)
+    return loss_sum.detach()
+
+
+def loss_without_gradients(
+    state: TrainState, predictions: Predictions, config: TrainConfig, precision: Precision, team: Team
+) -> float:
+    """The loss summed over the targets of a batch that all ranks have, each of which computes its share.
+
+    Weights that are sharded are left gathered: see ``parallel.sharding.left_sharded``.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=precision.device)
+    rows = share_of_rows(from_predictions(predictions), team.dp_rank, team.dp)
+    share = share_of_tokens(rows, team.cp_rank, team.layout.cp).to(precision.device)
+    micro_batches = list(share.split(config.micro_batch_size))
+
+    def finish(model: Model, hidden_BTD: Tensor, number: int) -> None:
+        total.add_(summed_loss(model, hidden_BTD, micro_batches[number].targets_BT, precision))
+
+    with torch.no_grad():
+        if state.pipeline:
+            state.pipeline.forward([inputs_of(micro_batch) for micro_batch in micro_batches], finish)
+        else:
+            with evaluating(state.model):
+                for number, micro_batch in enumerate(micro_batches):
+                    with precision.autocast():
+                        hidden_BTD = state.model(**inputs_of(micro_batch))
+                    finish(state.model, hidden_BTD, number)
+    return float(team.sum(total, over_stages=True))
+
+
+def summed_loss(
+    model: Model,
+    hidden_BTD: Tensor,
+    targets_BT: Tensor,
+    precision: Precision,
+    *,
+    backward_twice: bool = False,
+) -> Tensor:
+    """Summed loss over a micro-batch's targets in fp32, by ``linear_cross_entropy``."""
+    assert model.head is not None, "the last part of a model has the head"
+    head = vocabulary_shard(model.head.weight)
+    with precision.autocast():
+        return linear_cross_entropy(
+            hidden_BTD.flatten(0, 1),
+            head.rows_VD,
+            targets_BT.flatten(),
+            vocab_size=model.config.vocab_size,
+            group=head.group,
+            vocab_begin=head.vocab_begin,
+            backward_twice=backward_twice,
+        )
+
+
+def inputs_of(batch: Batch) -> Inputs:
+    """What a model takes of a batch."""
+    inputs = {
+        "tokens_BT": batch.tokens_BT,
+        "positions_BT": batch.positions_BT,
+        "documents_BT": batch.documents_BT,
+    }
+    return {name: value for name, value in inputs.items() if value is not None}

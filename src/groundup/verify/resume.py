@@ -1,0 +1,111 @@
+"""Does a run that is stopped and resumed do what it would have done? To the bit, on the user's own config."""
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from groundup.checkpoint import store
+from groundup.checkpoint.compare import Difference, compare
+from groundup.core.config import to_yaml
+from groundup.core.errors import TrainingError
+from groundup.train.build import checkpoints_of
+from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
+from groundup.verify.parallel import read_curve, shrunk
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What became of a run that was stopped, beside the same run that was not.
+
+    Attributes:
+        stopped_after: Step.
+        losses: Step -> loss of the run without a stop, and of that with.
+        differences: Tensors of the final checkpoints, weights and moments, that differ.
+        num_tensors: That were compared.
+    """
+
+    stopped_after: int
+    losses: dict[int, tuple[float, float]]
+    differences: list[Difference]
+    num_tensors: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all losses, weights and moments are equal to the bit."""
+        return not self.differences and all(one == other for one, other in self.losses.values())
+
+
+def verify_resume(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    launch: Callable[[TrainConfig, Path], int],
+    num_steps: int,
+    shrink: bool,
+) -> Resumed:
+    """Trains a few steps without a break, and again with a stop in the middle, on in a new process.
+
+    Optimizer, schedule, precision, dropout, layout and the way of saving are the user's; kernels are
+    deterministic.
+
+    Args:
+        config: The user's.
+        folder: For the copies' run folders.
+        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        num_steps: Steps, 2 at least.
+        shrink: See ``verify.parallel.shrunk``.
+
+    Raises:
+        TrainingError: The run does not train to the end, or does not go on.
+    """
+    stop = num_steps // 2
+    data = dataclasses.replace(config.data, split="1", validation={}, test={})
+    base = dataclasses.replace(
+        config,
+        data=data,
+        num_steps=num_steps,
+        schedule_steps=config.horizon_steps,
+        deterministic=True,
+        log=LogConfig(interval=1),
+        validation=ValidationConfig(interval=0),
+        sample=SampleConfig(),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, interval=num_steps, keep_last=CheckpointConfig().keep_last
+        ),
+    )
+    if shrink:
+        base = shrunk(base)
+    whole = dataclasses.replace(base, run_dir=folder / "whole")
+    stopped = dataclasses.replace(
+        base,
+        run_dir=folder / "stopped",
+        checkpoint=dataclasses.replace(base.checkpoint, interval=stop, keep_last=num_steps),
+    )
+    _train(whole, launch, "does not train")
+    _train(stopped, launch, "does not train with a checkpoint in the middle")
+    checkpoints = checkpoints_of(stopped)
+    for checkpoint in store.steps_of(checkpoints):
+        if store.step_of(checkpoint) > stop:  # as if it had been stopped before
+            store.remove(checkpoint)
+    store.point_latest(store.folder_of(checkpoints, stop))
+    _train(stopped, launch, "does not resume")
+    before, after = read_curve(whole.run_dir), read_curve(stopped.run_dir)
+    if before.keys() != after.keys():
+        raise TrainingError(f"took steps {sorted(after)}, not {sorted(before)}", where=stopped.run_dir)
+    found = list(
+        compare(store.folder_of(checkpoints_of(whole), num_steps), store.folder_of(checkpoints, num_steps))
+    )
+    return Resumed(
+        stopped_after=stop,
+        losses={step: (before[step][0], after[step][0]) for step in before},
+        differences=[one for one in found if not one.is_equal],
+        num_tensors=len(found),
+    )
+
+
+def _train(config: TrainConfig, launch: Callable[[TrainConfig, Path], int], problem: str) -> None:
+    file = config.run_dir.with_name(f"{config.run_dir.name}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_yaml(config), encoding="utf-8")
+    if launch(config, file) != 0:
+        raise TrainingError(f"the run {problem}", where=config.run_dir)

@@ -1,0 +1,64 @@
+"""A rank that hangs is named, with its step, phase and stack, and all end; under any launcher."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.parallel.test_launch import RANK, last_words
+
+GLOO = RANK.with_name("rank_on_gloo.py")
+HOST = os.uname().nodename
+WAYS = {
+    "sleep": ("no progress for [23] s at misbehave in rank_on_gloo.py", "in misbehave\n"),
+    "reader": ("no progress for [23] s at ", "in sleep_in_a_reader\n"),
+    "stop": ("no sign of life for 1[0-9] s", ""),
+    "native": ("no sign of life for 1[0-9] s", "in misbehave\n"),
+    "recv": ("no progress for [23] s at recv, called by misbehave in rank_on_gloo.py", "in misbehave\n"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", WAYS)
+def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, how):
+    code, lines, stderr = last_words(tmp_path, 1, how, GLOO)
+    message, stack = WAYS[how]
+    assert re.match(
+        rf"groundup: first failure: rank 1 \({HOST}\), step 40, phase backward: Hang: {message}", lines[0]
+    ), stderr
+    assert "all_reduce" in lines[0]
+    assert stack in stderr
+    assert code != 0
+
+
+def torchrun(folder, culprit, how):
+    """What torchrun says when the culprit of three ranks fails."""
+    words = ["--standalone", "--nproc-per-node", "3", str(GLOO), str(culprit), how, str(folder)]
+    run = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
+    )
+    assert run.returncode != 0
+    return run.stderr
+
+
+TORCHRUNS = {
+    "raise": ("step 20, phase backward: ValueError: a bug", "first failure: rank 2"),
+    "kill": (
+        "step 20, phase backward: its process has ended without a word",
+        "first failure: rank 2|SIGKILL",
+    ),
+    "sleep": ("step 40, phase backward: Hang: no progress", "first failure: rank 2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", TORCHRUNS)
+def test_torchruns_last_words_name_the_first_failure_too(tmp_path, how):
+    message, cause = TORCHRUNS[how]
+    stderr = torchrun(tmp_path, 2, how)
+    before, _, table = stderr.partition("ChildFailedError")
+    assert f"groundup: first failure: rank 2 ({HOST}), {message}" in before
+    assert re.search(cause, table.partition("Root Cause")[2])
+    assert "first failure: rank 0" not in stderr

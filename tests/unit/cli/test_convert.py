@@ -1,0 +1,133 @@
+"""``groundup convert`` between all formats, as a user types it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.megatron.read import open_megatron
+from groundup.checkpoint.open import open_model, open_stored
+from groundup.checkpoint.parity import compare
+from groundup.cli.app import build_app
+from groundup.core.errors import CheckpointError, ConfigError
+from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
+from tests.tiny import tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def groundup(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line; returns its stdout."""
+
+    def run(*arguments: object) -> str:
+        build_app()([str(argument) for argument in arguments], result_action="return_value")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["gpt2-erf-untied-biasless", "llama-grouped-tied"])
+def test_the_tour_of_all_formats(name: str, groundup: Callable[..., str], tmp_path: Path) -> None:
+    ours = tiny_model(name)
+    write_huggingface(ours, tmp_path / "hf")
+    for source, target, *settings in (
+        ("hf", "native", "--to", "native"),
+        ("native", "four", "--to", "megatron", "--tp", 2, "--pp", 2),
+        ("four", "merged", "--to", "megatron", "--tp", 1, "--pp", 1, "--names", "core"),
+        ("merged", "back", "--to", "hf", "--shards", 2),
+    ):
+        out = groundup("convert", tmp_path / source, tmp_path / target, *settings)
+        assert f"wrote {tmp_path / target}" in out
+        assert "largest difference of logits 0.0e+00, top-1 agreement 100.0%" in out
+        assert compare(ours, open_model(tmp_path / target, device=CPU)).max_difference < 1e-5
+    assert len(rank_files(tmp_path / "four")) == 4
+    assert len(rank_files(tmp_path / "merged")) == 1
+    out = groundup("convert", tmp_path / "four", tmp_path / "half", "--to", "native", "--dtype", "bfloat16")
+    assert "bfloat16, from" in out
+    assert "rounding to bfloat16: largest difference of logits" in out
+    assert {t.dtype for t in open_stored(tmp_path / "half").weights.values()} == {torch.bfloat16}
+
+
+def test_generate_and_eval_take_megatrons_checkpoints(groundup: Callable[..., str], tmp_path: Path) -> None:
+    ours = tiny_model("gpt2")
+    write_checkpoint(ours, tmp_path / "megatron", tp=2)
+    write_huggingface(ours, tmp_path / "hf")
+    command = ("--prompt", "the sea", "--max-new-tokens", 8, "--seed", 1)
+    expected = groundup("generate", tmp_path / "hf", *command)
+    assert groundup("generate", tmp_path / "megatron", *command) == expected
+
+
+def test_moments_are_kept_or_left_out(groundup: Callable[..., str], tmp_path: Path) -> None:
+    write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron")
+    [path] = rank_files(tmp_path / "megatron")
+    edit(path, lambda content: with_optimizer(content, half=False, step=7))
+    out = groundup("convert", tmp_path / "megatron", tmp_path / "with", "--to", "native")
+    assert "with the optimizer's moments" in out
+    assert len(open_stored(tmp_path / "with").moments) == 3 * len(open_stored(tmp_path / "with").weights)
+    out = groundup("convert", tmp_path / "megatron", tmp_path / "without", "--to", "native", "--no-moments")
+    assert "the optimizer's moments" not in out
+    assert not open_stored(tmp_path / "without").moments
+
+
+def test_a_tokenizer_and_a_vocabulary_can_be_named(groundup: Callable[..., str], tmp_path: Path) -> None:
+    write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron")
+    command = ("convert", tmp_path / "megatron", tmp_path / "out", "--to", "megatron", "--tokenizer", "bytes")
+    groundup(*command, "--vocab-size", 290)
+    found = open_megatron(tmp_path / "out")
+    assert (found.config.vocab_size, found.tokenizer.vocab_size) == (290, 257)
+    groundup("convert", tmp_path / "out", tmp_path / "hf", "--to", "hf")
+    with pytest.raises(CheckpointError, match="--vocab-size is only for Megatron-LM's checkpoints"):
+        groundup("convert", tmp_path / "hf", tmp_path / "b", "--to", "native", "--vocab-size", 290)
+
+
+def test_settings_without_effect_are_refused(groundup: Callable[..., str], tmp_path: Path) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    for to, flag, value, message in (
+        ("hf", "--tp", 2, "--tp has no effect with --to hf, only with --to megatron"),
+        ("native", "--names", "core", "--names has no effect with --to native"),
+        ("megatron", "--shards", 2, "--shards has no effect with --to megatron, only with --to hf"),
+        ("megatron", "--tp", 0, "--tp is 0, it must be 1 or more"),
+        ("megatron", "--tp", 3, "--tp 3 does not divide 4 query heads"),
+        ("hf", "--shards", 500, "500 shards of"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            groundup("convert", tmp_path / "hf", tmp_path / "out", "--to", to, flag, value)
+        assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_left_of_a_conversion_that_fails(
+    groundup: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron", tp=2)
+
+    def differ(content: dict) -> None:  # type: ignore[type-arg]
+        content["model"]["language_model"]["encoder"]["final_layernorm.weight"] += 1
+
+    edit(rank_files(tmp_path / "megatron")[1], differ)
+    for to in ("native", "hf", "megatron"):
+        with pytest.raises(CheckpointError, match=r"final_layernorm\.weight differs from that of mp_rank_00"):
+            groundup("convert", tmp_path / "megatron", tmp_path / "out", "--to", to)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    monkeypatch.setattr("groundup.core.progress.Progress.add", interrupt)
+    for to in ("native", "hf", "megatron"):
+        with pytest.raises(KeyboardInterrupt):
+            groundup("convert", tmp_path / "hf", tmp_path / "out", "--to", to)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "megatron"]
+
+
+def test_a_folder_that_holds_something_is_not_overwritten(
+    groundup: Callable[..., str], tmp_path: Path
+) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    for to in ("native", "hf", "megatron"):
+        with pytest.raises(CheckpointError, match="mine: is not empty"):
+            groundup("convert", tmp_path / "hf", tmp_path / "mine", "--to", to)

@@ -1,0 +1,132 @@
+"""Who hangs, when several ranks do not get on; and what a rank's stacks tell."""
+
+import threading
+from traceback import FrameSummary
+
+import pytest
+
+from groundup.parallel import stacks
+from groundup.parallel.hangs import Stall, judge
+from groundup.parallel.whereabouts import Place
+
+NOW = 1000.0
+HERE, THERE = "node1", "node2"
+
+
+def stall(rank, waits_for="", step=12, notes=50) -> Stall:
+    return Stall(
+        rank=rank,
+        host=HERE,
+        step=step,
+        phase="training",
+        notes=notes,
+        seconds=60.0,
+        waits_for=waits_for,
+        at="read in x.py:1",
+        stack="",
+        launch="",
+    )
+
+
+def verdict(*stalls, silent=0.0, host=HERE, world_size=3):
+    """Of three ranks, those that have not stalled were last heard of so many seconds ago."""
+    found = {one.rank: one for one in stalls}
+    places = {
+        rank: Place(beat=NOW - (0 if rank in found else silent), host=host) for rank in range(world_size)
+    }
+    return judge(found, places, host=HERE, now=NOW, world_size=world_size)
+
+
+WAITS = "all_reduce, called by sum in team.py:58"
+
+
+def test_who_waits_for_nobody_is_the_culprit_whatever_the_others_say():
+    found = verdict(stall(0, WAITS), stall(1), stall(2, WAITS))
+    assert (found.culprits, found.silent) == ((1,), False)
+    assert found.reason == f"2 ranks (0, 2) wait in {WAITS}"
+
+
+def test_of_two_that_wait_for_nobody_the_one_behind_is():
+    assert verdict(stall(0, notes=51), stall(2, notes=50)).culprits == (2,)
+    assert verdict(stall(0, step=13, notes=40), stall(2, step=12, notes=41)).culprits == (2,)
+
+
+def test_a_rank_that_still_gets_on_is_waited_for():
+    assert verdict(stall(0, WAITS), stall(2, WAITS), silent=2.0) is None
+
+
+@pytest.mark.parametrize(("host", "seconds", "is_culprit"), [(HERE, 20, 1), (THERE, 20, 0), (THERE, 120, 1)])
+def test_a_rank_without_a_sign_of_life_is_the_culprit(host, seconds, is_culprit):
+    found = verdict(stall(0, WAITS), stall(2, WAITS), silent=seconds, host=host)
+    assert (found is not None) == is_culprit
+    assert not is_culprit or (found.culprits == (1,) and found.silent)
+
+
+def test_a_rank_that_has_left_no_page_is_not_accused():
+    assert judge({0: stall(0, WAITS)}, {0: Place(beat=NOW)}, host=HERE, now=NOW, world_size=2) is None
+
+
+def test_where_all_wait_the_one_behind_or_elsewhere_is_the_culprit():
+    behind = verdict(stall(0, WAITS), stall(1, WAITS, notes=49), stall(2, WAITS))
+    assert behind.culprits == (1,)
+    assert "behind" in behind.reason
+    elsewhere = verdict(stall(0, WAITS), stall(1, "barrier"), stall(2, WAITS))
+    assert elsewhere.culprits == (1,)
+    assert f"2 of 3 in {WAITS}" in elsewhere.reason
+
+
+def test_where_all_wait_at_the_same_place_none_is_singled_out():
+    found = verdict(*(stall(rank, WAITS) for rank in range(3)))
+    assert found.culprits == (0, 1, 2)
+    assert "wait for each other" in found.reason
+
+
+def frame(path, name, line=1) -> FrameSummary:
+    return FrameSummary(f"/site-packages/{path}", line, name, lookup_line=False, line="")
+
+
+OURS = frame("groundup/parallel/team.py", "sum", 58)
+
+
+@pytest.mark.parametrize(
+    ("inner", "waits_in"),
+    [
+        (
+            [
+                frame("torch/distributed/c10d_logger.py", "wrapper"),
+                frame("torch/distributed/distributed_c10d.py", "all_reduce"),
+            ],
+            WAITS,
+        ),
+        (
+            [
+                frame("torch/distributed/_functional_collectives.py", "wait_tensor"),
+                frame("torch/_ops.py", "__call__"),
+            ],
+            "wait_tensor, called by sum in team.py:58",
+        ),
+        ([], ""),
+        ([frame("torch/nn/functional.py", "linear")], ""),
+        # A stage of a pipeline computes: the schedule that called it does not wait.
+        (
+            [
+                frame("torch/distributed/pipelining/schedules.py", "step"),
+                frame("groundup/models/gpt2.py", "forward"),
+            ],
+            "",
+        ),
+    ],
+)
+def test_a_stack_tells_whether_it_waits_for_other_ranks(inner, waits_in):
+    assert stacks.waits_in([OURS, *inner]) == waits_in
+
+
+def test_standing_shows_the_main_thread_from_another():
+    found = []
+    watch = threading.Thread(target=lambda: found.append(stacks.standing()))
+    watch.start()
+    watch.join()
+    (standing,) = found
+    assert standing.text.startswith("Thread MainThread:")
+    assert "test_standing_shows_the_main_thread_from_another" in standing.text
+    assert (standing.waits_in, standing.compiles) == ("", False)
