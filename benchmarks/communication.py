@@ -60,14 +60,16 @@ class Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), named: Any = None) -> Any:
         if function.namespace in ("c10d", "_c10d_functional"):
-            self._add(function.__name__.partition(".")[0], arguments)
+            given = function._schema.arguments
+            by_name = {argument.name: value for argument, value in zip(given, arguments, strict=False)}
+            self._add(function.__name__.partition(".")[0], arguments, {**by_name, **(named or {})})
         return function(*arguments, **(named or {}))
 
-    def _add(self, name: str, arguments: Any) -> None:
-        if name in ("wait_tensor", "barrier", "recv_"):
+    def _add(self, name: str, arguments: Any, by_name: dict[str, Any]) -> None:
+        if name in ("wait_tensor", "_wrap_tensor_autograd", "barrier", "recv_"):
             return
         part = _bytes(arguments[1] if name in ("allgather_", "_allgather_base_") else arguments[0])
-        size = _group_size(name, arguments)
+        size = _group_size(by_name)
         whole = ("allgather_", "_allgather_base_", "all_gather_into_tensor")
         if name in (*whole, "reduce_scatter_", "_reduce_scatter_base_"):
             self.sent += part * (size - 1)
@@ -89,15 +91,13 @@ def _bytes(tensors: Any) -> float:
     return sum(_bytes(tensor) for tensor in tensors)
 
 
-def _group_size(name: str, arguments: Any) -> int:
+def _group_size(arguments: dict[str, Any]) -> int:
     from torch.distributed.distributed_c10d import _resolve_process_group
 
-    if name in ("send",):
-        return 2
-    for argument in arguments:
-        if isinstance(argument, torch.ScriptObject):
-            return int(torch.distributed.ProcessGroup.unbox(argument).size())
-    return int(_resolve_process_group(arguments[-1]).size())
+    group = arguments.get("process_group", arguments.get("group_name"))
+    if isinstance(group, torch.ScriptObject):
+        group = torch.distributed.ProcessGroup.unbox(group)
+    return int((_resolve_process_group(group) if isinstance(group, str) else group).size())
 
 
 def expected(layout: Any, model: Any) -> float:
@@ -214,7 +214,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
 
 
 def _write(found: list[Traffic]) -> None:
-    machine = describe_machine()
+    machine = describe_machine("torch")
     RESULTS_DIR.mkdir(exist_ok=True)
     rows = [dataclasses.asdict(one) for one in found]
     (RESULTS_DIR / "communication.json").write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))

@@ -1,14 +1,21 @@
-"""Conversions of a random model: bytes a second and the most memory that each process took.
+"""Conversions of a random Llama in bfloat16: GB/s and peak memory, beside copies by other libraries.
 
-python benchmarks/convert.py --layers 32 --hidden 4096 --ffn 11008 FOLDER   # 7B in bfloat16: 14 GB a copy
+    python benchmarks/convert.py FOLDER                  # 1.1B parameters, 2.2 GB, three times
+    python benchmarks/convert.py FOLDER --seven-b        # Llama 2 7B's sizes: 13.5 GB, four copies at a time
 
-Makes a Llama in a Hugging Face folder and converts it to native, to Megatron-LM's 2 x 2, back to native
-and back to Hugging Face; the last must be the first byte for byte. Time includes reading back and the
-comparison of logits; memory that maps files (which the system takes back when it needs it) is told apart.
+Each row is a process of its own, timed from its start with all imports. ``written`` writes alone, with
+checksums and synced to the disk; ``groundup convert`` reads back and compares logits too. Baselines write
+the same tensors: ``safetensors`` loads and saves the file and syncs it, ``transformers`` loads and saves the
+model (it does not sync). Rows take turns in each repetition. Peak memory is that of the process; mapped
+files, which the system takes back when it needs it, are told apart. The model goes in a circle, and must be
+the first byte for byte.
 """
 
 import argparse
 import json
+import os
+import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -18,92 +25,172 @@ import torch
 
 from groundup.checkpoint.huggingface import write_stored
 from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes
-from groundup.core.files import checksum
+from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer import load_tokenizer
 
 _INTERVAL_SECONDS = 0.02
+_COPIES = 4
+_SEVEN_B = {"layers": 32, "hidden": 4096, "ffn": 11008, "vocab": 32000}  # Llama 2 7B
+_WRITE = """
+import sys
+from pathlib import Path
+from groundup.checkpoint.huggingface import write_stored
+from groundup.checkpoint.megatron.write import write_megatron
+from groundup.checkpoint.native import write_native
+from groundup.checkpoint.open import open_stored
+source, target = map(Path, sys.argv[1:3])
+if sys.argv[3] == "megatron":
+    write_megatron(open_stored(source), target, tp=2, pp=2)
+else:
+    {"hf": write_stored, "native": write_native}[sys.argv[3]](open_stored(source), target)
+"""
+_SAFETENSORS = """
+import os, sys
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+source, target = map(Path, sys.argv[1:])
+target.mkdir()
+save_file(load_file(source / "model.safetensors"), target / "model.safetensors")
+with open(target / "model.safetensors", "rb") as file:
+    os.fsync(file.fileno())
+"""
+_TRANSFORMERS = """
+import sys
+import torch, transformers
+source, target = sys.argv[1:]
+model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
+model.save_pretrained(target, max_shard_size="100GB")
+"""
+_GROUNDUP = ("-m", "groundup", "convert")
+_STEPS = (("first", "native"), ("native", "hf"), ("hf", "megatron"), ("megatron", "last"))
+_FORMATS = {"first": "hf", "last": "hf", "megatron": "megatron 2x2"}
+# name, what comes before source and target, source, target, what comes after
+_Row = tuple[str, tuple[str, ...], str, str, tuple[str, ...]]
+_WRITTEN: list[_Row] = [
+    (f"{_FORMATS.get(source, source)} > {_FORMATS.get(target, target)}, written", ("-c", _WRITE), source,
+     target, ("hf" if target == "last" else target,))
+    for source, target in _STEPS
+]  # fmt: skip
+_CONVERTED: list[_Row] = [
+    (f"{_FORMATS.get(source, source)} > {_FORMATS.get(target, target)}, groundup convert", _GROUNDUP, source,
+     target, ("--to", "hf" if target == "last" else target,
+              *(("--tp", "2", "--pp", "2") if target == "megatron" else ())))
+    for source, target in _STEPS
+]  # fmt: skip
+_BASELINES: list[_Row] = [
+    ("safetensors load + save", ("-c", _SAFETENSORS), "first", "copy", ()),
+    ("transformers load + save", ("-c", _TRANSFORMERS), "first", "copy", ()),
+]
 
 
 def main() -> None:
-    """Makes the model, converts it in a circle, prints one JSON record a conversion."""
+    """Makes the model, converts it in a circle beside the baselines, prints one JSON record each."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="to work in; keeps five copies of the model")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--ffn", type=int, default=2816)
+    parser.add_argument("folder", type=Path, help="to work in; holds four copies of the model at a time")
+    parser.add_argument("--seven-b", action="store_true", help="Llama 2 7B's sizes, converted once")
+    parser.add_argument("--layers", type=int, default=22)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--ffn", type=int, default=5632)
     parser.add_argument("--vocab", type=int, default=32000)
-    arguments = parser.parse_args()
-    config = LlamaConfig(
-        vocab_size=arguments.vocab,
-        max_sequence_length=4096,
-        num_layers=arguments.layers,
-        hidden_size=arguments.hidden,
-        num_heads=arguments.hidden // 64,
-        num_kv_heads=arguments.hidden // 64,
-        ffn_size=arguments.ffn,
+    parser.add_argument("--repeat", type=int, help="repetitions; 3, of a 7B one")
+    parser.add_argument(
+        "--no-transformers", action="store_true", help="which holds the whole model in memory"
     )
-    size_bytes = make(config, arguments.folder / "first")
-    for source, target, *settings in (
-        ("first", "native", "--to", "native"),
-        ("native", "megatron", "--to", "megatron", "--tp", "2", "--pp", "2"),
-        ("megatron", "again", "--to", "native"),
-        ("again", "last", "--to", "hf"),
-    ):
-        command = ["convert", str(arguments.folder / source), str(arguments.folder / target), *settings]
-        seconds, resident, own = measured([sys.executable, "-m", "groundup", *command])
+    arguments = parser.parse_args()
+    sizes = _SEVEN_B if arguments.seven_b else vars(arguments)
+    config = LlamaConfig(
+        vocab_size=sizes["vocab"],
+        max_sequence_length=4096,
+        num_layers=sizes["layers"],
+        hidden_size=sizes["hidden"],
+        num_heads=max(2, sizes["hidden"] // 128),
+        num_kv_heads=max(2, sizes["hidden"] // 128),
+        ffn_size=sizes["ffn"],
+    )
+    folder: Path = arguments.folder / "convert"
+    size_bytes = 2 * sum(torch.Size(shape).numel() for shape in logical_shapes(config).values())
+    require_free_space(arguments.folder, _COPIES * size_bytes, "the benchmark")
+    folder.mkdir(parents=True)
+    baselines = [row for row in _BASELINES if not (arguments.no_transformers and row[0].startswith("t"))]
+    rows = [*_WRITTEN, *_CONVERTED, *baselines]
+    found: dict[str, list[tuple[float, int, int]]] = {name: [] for name, *_ in rows}
+    same = True
+    try:
+        make(config, folder / "first")
+        for _ in range(arguments.repeat or (1 if arguments.seven_b else 3)):
+            for name, program, source, target, settings in rows:
+                command = [sys.executable, *program, str(folder / source), str(folder / target), *settings]
+                found[name].append(measured(command))
+                if source != "first":
+                    shutil.rmtree(folder / source)
+                if target in {"last", "copy"}:
+                    same &= target == "copy" or _same(folder / "first", folder / target)
+                    shutil.rmtree(folder / target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    for name, runs in found.items():
+        seconds = [run[0] for run in runs]
         record = {
-            "conversion": f"{source} -> {target}",
+            "what": name,
             "model_gb": round(size_bytes / 1e9, 3),
-            "seconds": round(seconds, 2),
-            "gb_per_second": round(size_bytes / 1e9 / seconds, 3),
-            "peak_resident_gb": round(resident / 1e6, 3),
-            "peak_without_mapped_files_gb": round(own / 1e6, 3),
+            "seconds": round(statistics.median(seconds), 2),
+            "seconds_range": [round(min(seconds), 2), round(max(seconds), 2)],
+            "gb_per_second": round(size_bytes / 1e9 / statistics.median(seconds), 3),
+            "peak_resident_gb": round(max(run[1] for run in runs) / 1e6, 3),
+            "peak_without_mapped_files_gb": round(max(run[2] for run in runs) / 1e6, 3),
+            "repetitions": len(runs),
         }
         print(json.dumps(record), flush=True)
-    first, last = (checksum(arguments.folder / name / "model.safetensors") for name in ("first", "last"))
-    print(json.dumps({"round_trip_is_byte_identical": first == last}))
-    sys.exit(first != last)
+    print(
+        json.dumps({"round_trip_is_byte_identical": same, "cpus": os.cpu_count(), "torch": torch.__version__})
+    )
+    sys.exit(not same)
 
 
-def make(config: LlamaConfig, folder: Path) -> int:
-    """Writes a random model in bfloat16, tensor by tensor; returns its bytes."""
+def make(config: LlamaConfig, folder: Path) -> None:
+    """Writes a random model in bfloat16, tensor by tensor."""
 
     def tensor(shape: tuple[int, ...]) -> StoredTensor:
         def read() -> torch.Tensor:
             if len(shape) == 1:
                 return torch.ones(shape, dtype=torch.bfloat16)
-            return (torch.randn(shape) * 0.02).bfloat16()
+            return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
 
         return StoredTensor(shape=shape, dtype=torch.bfloat16, read=read)
 
     weights = {name: tensor(shape) for name, shape in logical_shapes(config).items()}
     tokenizer = load_tokenizer("bytes")
-    write_stored(
-        StoredModel(config=config, weights=weights, tokenizer=tokenizer, source=Path("random")), folder
-    )
-    return sum(weight.size_bytes for weight in weights.values())
+    stored = StoredModel(config=config, weights=weights, tokenizer=tokenizer, source=Path("random"))
+    write_stored(stored, folder)
 
 
 def measured(command: list[str]) -> tuple[float, int, int]:
     """Runs a command; seconds, peak of resident memory, and of that without mapped files (kB)."""
     began = time.perf_counter()
     resident = own = 0
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
         while process.poll() is None:
             try:
                 status = Path(f"/proc/{process.pid}/status").read_text()
             except OSError:
                 break
-            values = dict(line.split(":", 1) for line in status.splitlines())
-            resident = max(resident, int(values.get("VmRSS", "0 kB").split()[0]))
+            values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            resident = max(resident, int(values.get("VmHWM", "0 kB").split()[0]))
             own = max(own, int(values.get("RssAnon", "0 kB").split()[0]))
             time.sleep(_INTERVAL_SECONDS)
+        said = process.stderr.read().decode()
     if process.returncode:
-        sys.exit(f"{' '.join(command)} failed")
+        sys.exit(f"{' '.join(command[:4])} failed: {said[-2000:]}")
     return time.perf_counter() - began, resident, own
+
+
+def _same(first: Path, last: Path) -> bool:
+    one, other = (checksum(folder / "model.safetensors") for folder in (first, last))
+    return one == other
 
 
 if __name__ == "__main__":

@@ -62,6 +62,11 @@ def run(config: TrainConfig, **callbacks) -> list[dict]:
     """Trains, and returns the records of ``metrics.jsonl``."""
 
     train(config, **{"evaluate": evaluate, "complete": complete, **callbacks})
+    return records_of(config)
+
+
+def records_of(config: TrainConfig) -> list[dict]:
+    """What a run has written to ``metrics.jsonl``."""
     return [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").read_bytes().splitlines()]
 
 

@@ -1,5 +1,6 @@
 """What every model must do; a new member of ``ModelConfig`` joins through ``models_for_tests``."""
 
+import dataclasses
 import math
 import typing
 
@@ -11,6 +12,7 @@ from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.cache import KeyValueCache
 from groundup.models.count import num_matmul_parameters, num_parameters, training_flops_per_token
 from groundup.models.initialise import initialise
+from groundup.models.llama import LlamaConfig
 from groundup.models.spec import dimensions_of
 from groundup.train.loss import linear_cross_entropy
 from tests.models_for_tests import MODELS
@@ -25,6 +27,19 @@ def built(config, seed=0):
     model = build_model(config)
     initialise(model, config, seed=seed)
     return model
+
+
+def llama(vocab_size, num_layers, hidden_size, num_heads, num_kv_heads, ffn_size, **options):
+    return LlamaConfig(
+        vocab_size=vocab_size,
+        max_sequence_length=4096,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        ffn_size=ffn_size,
+        **options,
+    )
 
 
 def tokens(config, *shape):
@@ -158,9 +173,30 @@ def test_gpt2_small_by_hand():
     assert training_flops_per_token(config, 1024) == 6 * (12 * layer + 50304 * 768) + 12 * causal_attention
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [  # of model.safetensors as released; queries, keys and values of Qwen2 have biases
+        (llama(32000, 32, 4096, 32, 32, 11008), 6_738_415_616),  # Llama 2 7B
+        (llama(128256, 32, 4096, 32, 8, 14336), 8_030_261_248),  # Llama 3.1 8B
+        (llama(128256, 16, 2048, 32, 8, 8192, tied_embedding=True), 1_235_814_400),  # Llama 3.2 1B
+        (llama(32000, 32, 4096, 32, 8, 14336), 7_241_732_096),  # Mistral 7B v0.1
+        (
+            llama(151936, 24, 896, 14, 2, 4864, tied_embedding=True, qkv_bias=True),
+            494_032_768,
+        ),  # Qwen2.5 0.5B
+        (llama(152064, 28, 3584, 28, 4, 18944, qkv_bias=True), 7_615_616_512),  # Qwen2.5 7B
+        (llama(49152, 30, 576, 9, 3, 1536, tied_embedding=True), 134_515_008),  # SmolLM2 135M
+    ],
+)
+def test_released_models_of_the_llama_family_by_their_counts(config, expected):
+    assert num_parameters(config) == expected
+    biases = config.num_layers * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    without = dataclasses.replace(config, qkv_bias=False)
+    assert num_parameters(config) - num_parameters(without) == (biases if config.qkv_bias else 0)
+    assert training_flops_per_token(config, 2048) == training_flops_per_token(without, 2048)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped-tied"])
 def test_wrong_shapes_are_refused(name):
-    import dataclasses
-
     with pytest.raises(ValueError, match="hidden_size 32 is not a multiple of num_heads 5"):
         dataclasses.replace(MODELS[name], num_heads=5)

@@ -21,7 +21,7 @@ SIZES = {"vocab_size": 300, "max_sequence_length": 32, "num_layers": 4, "hidden_
 MODELS = {
     "gpt2": GPT2Config(**SIZES, ffn_size=64),
     "llama": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=2),
-    "llama-grouped-tied": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=1, tied_embedding=True),
+    "qwen2-tied": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=1, tied_embedding=True, qkv_bias=True),
 }
 NUM_STEPS = 4
 VALIDATE = ("data.split=94,3,3", "validation.interval=2", "validation.num_batches=5")
@@ -66,7 +66,7 @@ LAYOUTS = {
     },
 }
 FOR_ALL_MODELS = {"tp2", "cp2", "pp2-zbv", "tp4"}
-"""Layouts that cut what is different in Llama, or its tied head; all layouts are tried with GPT-2."""
+"""Layouts that cut what is different in Llama and Qwen2, or a tied head; all are tried with GPT-2."""
 NOT_EACH_TIME = {
     *("dp4-zero3", "dp2-tp2", "dp2-pp2", "dp2-pp2-zero2-zbv", "cp4", "dp2-cp2", "cp2-pp2", "cp2-zero3")
 }

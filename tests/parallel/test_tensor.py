@@ -27,7 +27,11 @@ from tests.models_for_tests import MODELS
 
 SIZES = {"vocab_size": 500, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 48, "ffn_size": 96}
 CASES = {
-    2: {**MODELS, "llama-one-kv-head": replace(MODELS["llama-grouped-tied"], num_kv_heads=1)},
+    2: {
+        **MODELS,
+        "llama-one-kv-head": replace(MODELS["llama-grouped-tied"], num_kv_heads=1),
+        "qwen2-one-kv-head": replace(MODELS["qwen2-grouped-tied"], num_kv_heads=1),
+    },
     # 500 ids are 512 rows: 171, 171 and 170; 129 are 256: of 86, 86 and 84, where the last are all padding.
     3: {
         "gpt2": GPT2Config(num_heads=6, **SIZES),
@@ -35,6 +39,7 @@ CASES = {
         "llama": LlamaConfig(num_heads=3, num_kv_heads=3, **SIZES),
         "llama-two-kv-heads-tied": LlamaConfig(num_heads=6, num_kv_heads=2, tied_embedding=True, **SIZES),
         "llama-one-kv-head": LlamaConfig(num_heads=6, num_kv_heads=1, **SIZES),
+        "qwen2-two-kv-heads": LlamaConfig(num_heads=6, num_kv_heads=2, qkv_bias=True, **SIZES),
         "gpt2-50257": GPT2Config(num_heads=3, **{**SIZES, "vocab_size": 50257, "hidden_size": 12}),
     },
 }

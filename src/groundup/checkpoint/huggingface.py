@@ -10,7 +10,9 @@ from groundup.checkpoint.export import export_folder
 from groundup.checkpoint.huggingface_config import architecture_of, config_json, read_config
 from groundup.checkpoint.huggingface_files import stored_tensors, write_shards
 from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.mismatch import describe_mismatch
 from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, NameRule, rules_for, to_ours, to_theirs
+from groundup.checkpoint.sharding import ONE_FILE, Sharding
 from groundup.checkpoint.stored import (
     DtypeName,
     StoredModel,
@@ -46,7 +48,7 @@ def write_stored(
     stored: StoredModel,
     folder: Path,
     *,
-    num_shards: int = 1,
+    sharding: Sharding = ONE_FILE,
     on_write: Callable[[int], None] | None = None,
 ) -> None:
     """Writes a folder that ``transformers.AutoModelForCausalLM`` and ``AutoTokenizer`` load.
@@ -57,15 +59,17 @@ def write_stored(
     Args:
         stored: The model, read tensor by tensor.
         folder: To write; may be missing, empty or an earlier export, which is replaced.
-        num_shards: Files of about equal size among which the weights are divided.
+        sharding: How many files the weights become.
         on_write: Told the bytes of each tensor when it is written.
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
+        ConfigError: There are fewer tensors than files.
         MachineError: The disk is too small or the files cannot be written.
     """
     stored = with_biases(stored)
-    tensors = dict(to_theirs(_rules_of(stored.config), stored.weights))
+    weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
+    tensors = dict(to_theirs(_rules_of(stored.config), weights))
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
     about = {"format": "huggingface", "dtype": dtype}
@@ -75,7 +79,7 @@ def write_stored(
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         write_json(temporary / "generation_config.json", ids)
         stored.tokenizer.save(temporary)
-        write_shards(temporary, tensors, num_shards, on_write=on_write)
+        write_shards(temporary, tensors, sharding, on_write=on_write)
 
 
 def read_huggingface(folder: Path, *, device: torch.device | str = "cpu") -> LoadedModel:
@@ -143,15 +147,9 @@ def _weights(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
             weights.update(to_ours(rule, tensor, [rows[part] for part in rule.ours]))
         except ValueError as error:
             raise CheckpointError(f"does not fit its config.json: {error}", where=folder) from None
-    missing = sorted(by_name.keys() - found)
-    if missing or unexpected:
-        parts = [
-            f"{what}: {', '.join(names[:6])}{f' and {len(names) - 6} more' if len(names) > 6 else ''}"
-            for what, names in (("missing", missing), ("unexpected", unexpected))
-            if names
-        ]
+    if mismatch := describe_mismatch(by_name.keys(), {*found, *unexpected}):
         raise CheckpointError(
-            f"the weights do not fit {architecture_of(config)} ({'; '.join(parts)})",
+            f"the weights do not fit {architecture_of(config)} ({mismatch})",
             where=folder,
             fix="Check that config.json and the weights belong together and are complete.",
         )

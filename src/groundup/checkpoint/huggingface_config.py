@@ -1,11 +1,13 @@
-"""``config.json`` of Hugging Face's GPT-2 and Llama, in both directions."""
+"""``config.json`` of Hugging Face's GPT-2, Llama, Mistral and Qwen2, in both directions."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from groundup.checkpoint.huggingface_rope import read_rope, rope_json
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
+from groundup.core.log import logger
 from groundup.models import ModelConfig, model_config_from
 from groundup.models.llama import LlamaConfig
 
@@ -27,11 +29,15 @@ _LLAMA_FIXED: Mapping[str, Any] = {
     "mlp_bias": False,
     "pretraining_tp": 1,
 }
+_DEFAULT_WINDOW = 4096  # of Mistral and Qwen2 where config.json has none, in transformers 5.23.0
+_QWEN2_FULL_LAYERS = 28  # before those with a window, where it has no max_window_layers
 
 
 def architecture_of(config: ModelConfig) -> str:
     """Their class for a model of ours."""
-    return "LlamaForCausalLM" if isinstance(config, LlamaConfig) else "GPT2LMHeadModel"
+    if isinstance(config, LlamaConfig):
+        return "Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM"
+    return "GPT2LMHeadModel"
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:
@@ -46,8 +52,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
     if isinstance(config, LlamaConfig):
         return {
             **common,
-            **_LLAMA_FIXED,
-            "model_type": "llama",
+            **(_qwen2_only(config) if config.qkv_bias else {**_LLAMA_FIXED, "model_type": "llama"}),
             "max_position_embeddings": config.max_sequence_length,
             "hidden_size": config.hidden_size,
             "intermediate_size": config.ffn_size,
@@ -56,8 +61,7 @@ def config_json(config: ModelConfig) -> dict[str, Any]:
             "num_key_value_heads": config.num_kv_heads,
             "head_dim": config.head_dim,
             "rms_norm_eps": config.norm_eps,
-            "rope_theta": config.rope_base,  # read by transformers 4
-            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},  # and by 5
+            **rope_json(config),
             "attention_dropout": config.attention_dropout,
         }
     return {
@@ -82,7 +86,8 @@ def read_config(path: Path) -> ModelConfig:
     """Our config of a ``config.json``.
 
     Raises:
-        CheckpointError: Not a GPT-2 or Llama, or one with an option that is not supported: names it.
+        CheckpointError: Not a GPT-2, Llama, Mistral or Qwen2, or one with an option that is not supported:
+            names it.
     """
     try:
         theirs = read_json(path)
@@ -92,6 +97,8 @@ def read_config(path: Path) -> ModelConfig:
     readers: Mapping[Any, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
         "gpt2": _from_gpt2,
         "llama": _from_llama,
+        "mistral": _from_llama,
+        "qwen2": _from_llama,
     }
     if kind not in readers:
         raise CheckpointError(
@@ -136,25 +143,68 @@ def _from_llama(theirs: dict[str, Any], path: Path) -> dict[str, Any]:
     head_dim = theirs["hidden_size"] // theirs["num_attention_heads"]
     if theirs.get("head_dim") not in (None, head_dim):
         raise _unsupported(path, "head_dim", theirs["head_dim"], f"{head_dim} (hidden_size / heads)")
-    rope = theirs.get("rope_parameters") or {}
-    scaling = theirs.get("rope_scaling") or {}
-    for key, value in (("rope_scaling", scaling), ("rope_parameters", rope)):
-        if value.get("rope_type", value.get("type", "default")) != "default":
-            raise _unsupported(path, key, value, "plain rotary positions")
+    heads = theirs["num_attention_heads"]
+    if theirs["model_type"] == "llama":
+        kv_heads = theirs.get("num_key_value_heads")
+    else:  # where the key is missing, Mistral has 8 and Qwen2 32: better refused
+        kv_heads = theirs["num_key_value_heads"]
     return {
         "kind": "llama",
         "vocab_size": theirs["vocab_size"],
-        "max_sequence_length": theirs["max_position_embeddings"],
+        "max_sequence_length": _longest_exact(theirs, path),
         "num_layers": theirs["num_hidden_layers"],
         "hidden_size": theirs["hidden_size"],
-        "num_heads": theirs["num_attention_heads"],
-        "num_kv_heads": theirs.get("num_key_value_heads") or theirs["num_attention_heads"],
+        "num_heads": heads,
+        "num_kv_heads": kv_heads or heads,
         "ffn_size": theirs["intermediate_size"],
-        "rope_base": rope.get("rope_theta", theirs.get("rope_theta", 10000.0)),
+        **read_rope(theirs, path),
+        "qkv_bias": theirs["model_type"] == "qwen2",
         "tied_embedding": theirs.get("tie_word_embeddings", False),
         "attention_dropout": theirs.get("attention_dropout", 0.0),
         "norm_eps": theirs.get("rms_norm_eps", 1e-6),
         "init_std": theirs.get("initializer_range", 0.02),
+    }
+
+
+def _longest_exact(theirs: Mapping[str, Any], path: Path) -> int:
+    """Tokens up to which a model with a sliding window, which ours has not, is the same without."""
+    longest: int = theirs["max_position_embeddings"]
+    window = _window(theirs)
+    if window is not None and (not isinstance(window, int) or window < 1):
+        raise _unsupported(path, "sliding_window", window, "null, or a number of tokens")
+    if window is None or not isinstance(longest, int) or window >= longest:
+        return longest
+    logger.warning(
+        "%s: sliding_window = %d is less than max_position_embeddings = %d: max_sequence_length becomes %d;"
+        " up to there the window hides nothing, beyond it the model would need one, which is not supported",
+        path,
+        window,
+        longest,
+        window,
+    )
+    return window
+
+
+def _window(theirs: Mapping[str, Any]) -> Any:
+    """The sliding window of any layer, in tokens with the one that attends; None: all see all."""
+    if theirs["model_type"] == "mistral":
+        return theirs.get("sliding_window", _DEFAULT_WINDOW)
+    if theirs["model_type"] != "qwen2" or not theirs.get("use_sliding_window", False):
+        return None
+    if theirs.get("layer_types"):
+        slides = "sliding_attention" in theirs["layer_types"]
+    else:
+        slides = theirs["num_hidden_layers"] > theirs.get("max_window_layers", _QWEN2_FULL_LAYERS)
+    return theirs.get("sliding_window", _DEFAULT_WINDOW) if slides else None
+
+
+def _qwen2_only(config: LlamaConfig) -> dict[str, Any]:
+    return {
+        "model_type": "qwen2",
+        "hidden_act": "silu",
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "max_window_layers": config.num_layers,
     }
 
 

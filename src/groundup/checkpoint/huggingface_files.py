@@ -6,9 +6,10 @@ from pathlib import Path
 from torch import Tensor
 
 from groundup.checkpoint.safetensors_file import read_safetensors, write_safetensors
+from groundup.checkpoint.sharding import Sharding
 from groundup.checkpoint.stored import StoredTensor, in_memory
 from groundup.checkpoint.unpickle import load_pickled
-from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.errors import CheckpointError
 from groundup.core.files import read_json, write_json
 
 _WEIGHTS = "model.safetensors"
@@ -28,35 +29,23 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
 def write_shards(
     folder: Path,
     tensors: Mapping[str, StoredTensor],
-    num_shards: int,
+    sharding: Sharding,
     *,
     on_write: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes tensors to ``num_shards`` files of about the same size, with an index where there are several.
+    """Writes tensors to one or more files, with an index where there are several.
 
     Raises:
-        ConfigError: There are fewer tensors than shards.
+        ConfigError: There are fewer tensors than files.
     """
-    if not 1 <= num_shards <= len(tensors):
-        raise ConfigError(
-            f"{num_shards} shards of {len(tensors)} tensors", where="--shards", fix="Give 1 or a few."
-        )
-    if num_shards == 1:
+    shards = sharding.divide(tensors)
+    if len(shards) == 1:
         write_safetensors(folder / _WEIGHTS, tensors, on_write=on_write)
         return
-    total = sum(tensor.size_bytes for tensor in tensors.values())
-    shards: list[dict[str, StoredTensor]] = [{}]
-    written = 0
-    for position, (name, tensor) in enumerate(tensors.items()):
-        left = len(tensors) - position
-        full = written >= total * len(shards) / num_shards or left <= num_shards - len(shards)
-        if full and shards[-1] and len(shards) < num_shards:
-            shards.append({})
-        shards[-1][name] = tensor
-        written += tensor.size_bytes
-    names = [f"model-{i + 1:05}-of-{num_shards:05}.safetensors" for i in range(num_shards)]
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         write_safetensors(folder / name, shard, on_write=on_write)
+    total = sum(tensor.size_bytes for tensor in tensors.values())
     weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     write_json(
         folder / f"{_WEIGHTS}.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}

@@ -55,12 +55,17 @@ GPT2_RULES: tuple[NameRule, ...] = (
     NameRule("lm_head.weight", ("head.weight",)),
 )
 
+_QKV_BIAS_RULES = tuple(  # of Qwen2
+    NameRule(f"model.layers.*.self_attn.{theirs}_proj.bias", (f"layers.*.attention.w{theirs}.bias",))
+    for theirs in "qkv"
+)
 LLAMA_RULES: tuple[NameRule, ...] = (
     NameRule("model.embed_tokens.weight", ("embed.tokens.weight",)),
     NameRule("model.layers.*.input_layernorm.weight", ("layers.*.attention_norm.weight",)),
     NameRule("model.layers.*.self_attn.q_proj.weight", ("layers.*.attention.wq.weight",)),
     NameRule("model.layers.*.self_attn.k_proj.weight", ("layers.*.attention.wk.weight",)),
     NameRule("model.layers.*.self_attn.v_proj.weight", ("layers.*.attention.wv.weight",)),
+    *_QKV_BIAS_RULES,
     NameRule("model.layers.*.self_attn.o_proj.weight", ("layers.*.attention.wo.weight",)),
     NameRule("model.layers.*.post_attention_layernorm.weight", ("layers.*.mlp_norm.weight",)),
     NameRule("model.layers.*.mlp.gate_proj.weight", ("layers.*.mlp.w1.weight",)),

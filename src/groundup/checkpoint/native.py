@@ -40,6 +40,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         )
     manifest = Manifest.read(folder / "manifest.json", "checkpoint")
     config = model_config_from(manifest.about["config"]["model"], where=folder / "manifest.json")
+    optimizer = manifest.about["config"].get("optimizer", {})
     if tokenizer is None:
         tokenizer = load_tokenizer(store.tokenizer_dir(folder))
         if tokenizer.fingerprint != manifest.about["tokenizer"]:
@@ -58,6 +59,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         samples=manifest.counts.get("samples", 0),
         prompt_prefix=tuple(manifest.about.get("prompt_prefix", ())),
         megatron_args=manifest.about.get("megatron_args", {}),
+        optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
     )
 
 

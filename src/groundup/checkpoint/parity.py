@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -59,6 +60,31 @@ def compare_stored(first: StoredModel, second: StoredModel) -> Parity:
     """Compares two models on a disk in fp32, one layer in memory at a time; else like ``compare``."""
     tokens_BT = _tokens(first, second)
     return _compared(_streamed_logits(first, tokens_BT), _streamed_logits(second, tokens_BT), tokens_BT)
+
+
+class Reference:
+    """A model's logits in fp32 on a fixed batch, computed once, to compare several others with.
+
+    Args:
+        stored: The model; one layer of it is in memory at a time.
+    """
+
+    def __init__(self, stored: StoredModel) -> None:
+        self._stored = stored
+        self._tokens_BT = _tokens(stored, stored)
+        self._logits_BTV = _streamed_logits(stored, self._tokens_BT)
+
+    def compare(self, other: StoredModel) -> Parity:
+        """Compares with a model on a disk, of the same vocabulary and length."""
+        return self.compare_logits(lambda tokens_BT: _streamed_logits(other, tokens_BT))
+
+    def compare_logits(self, logits_of: Callable[[Tensor], Tensor]) -> Parity:
+        """Compares with what makes logits [B, T, V] of token ids [B, T]."""
+        return _compared(self._logits_BTV, logits_of(self._tokens_BT), self._tokens_BT)
+
+    def same_ids(self, other: StoredModel) -> bool:
+        """Whether another model's tokenizer makes the same ids of an English text."""
+        return self._stored.tokenizer.encode(_TEXT) == other.tokenizer.encode(_TEXT)
 
 
 def rounded(loaded: LoadedModel, dtype: torch.dtype) -> LoadedModel:

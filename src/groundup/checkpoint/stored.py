@@ -62,6 +62,7 @@ class StoredModel:
         samples: Sequences that it was trained on; 0 when unknown.
         prompt_prefix: Ids that stand before every prompt.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
+        optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
     """
 
     config: ModelConfig
@@ -73,6 +74,7 @@ class StoredModel:
     samples: int = 0
     prompt_prefix: tuple[int, ...] = ()
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses weights that are not the config's, and a tokenizer with more ids than the model."""

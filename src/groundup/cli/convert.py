@@ -20,7 +20,7 @@ def convert(
     tp: int = 1,
     pp: int = 1,
     names: Literal["legacy", "core", "core-fused"] = "legacy",
-    shards: int = 1,
+    shards: str = "1",
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     moments: bool = True,
@@ -37,7 +37,7 @@ def convert(
     For example:
 
         groundup convert runs/quickstart/model exported --to hf
-        groundup convert runs/a/checkpoints/step_0001000 exported-bf16 --to hf --dtype bfloat16 --shards 2
+        groundup convert runs/a/checkpoints/step_0001000 exported-bf16 --to hf --dtype bfloat16 --shards 5GB
         groundup convert checkpoints/gpt2_345m merged --to megatron --tokenizer gpt2
         groundup convert exported for-four-gpus --to megatron --tp 2 --pp 2 --names core
 
@@ -49,10 +49,11 @@ def convert(
         tp: Tensor parallelism of the Megatron-LM that will read it.
         pp: Pipeline stages of the same.
         names: Its names: legacy (until 2024), core (megatron.core) or core-fused (with Transformer Engine).
-        shards: Number of safetensors files in a Hugging Face folder.
+        shards: Safetensors files of a Hugging Face folder: how many, or their largest size, like 5GB.
         tokenizer: Folder, file or name, where the model has none or another is meant.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
-        moments: Keep the optimizer's state, from Megatron-LM or native to native.
+        moments: Keep the optimizer's state, from Megatron-LM or native to these (to the latter's legacy
+            names, of AdamW).
         ema: Write the average of the weights that a run with ema.decay keeps; without moments.
     """
     from groundup.checkpoint.huggingface import write_stored
@@ -60,37 +61,54 @@ def convert(
     from groundup.checkpoint.native import write_native
     from groundup.checkpoint.open import open_stored
     from groundup.checkpoint.parity import compare_stored
+    from groundup.checkpoint.sharding import parse_sharding
     from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
     from groundup.core.errors import CheckpointError
+    from groundup.core.log import logger
     from groundup.core.progress import Progress
     from groundup.tokens.tokenizer import load_tokenizer
 
     _require_effect(to, tp=tp, pp=pp, names=names, shards=shards)
+    sharding = parse_sharding(shards)
     source = open_stored(
         path,
         tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
         vocab_size=vocab_size,
-        moments=moments and to == "native",
+        moments=moments and to != "hf",
         ema=ema,
     )
-    source = source if moments and to == "native" and not ema else without_moments(source)
+    if tokenizer is not None and source.tokenizer.vocab_size != source.config.vocab_size:
+        logger.warning(
+            "the tokenizer %s has %d ids and the model %d: is it the model's own?",
+            tokenizer,
+            source.tokenizer.vocab_size,
+            source.config.vocab_size,
+        )
+    source = source if moments and to != "hf" and not ema else without_moments(source)
     stored = source if dtype == "source" else in_dtype(source, torch_dtype(dtype))
     total = sum(tensor.size_bytes for tensor in (*stored.weights.values(), *stored.moments.values()))
     with Progress(f"convert {path}", total, "B") as progress:
         if to == "hf":
-            write_stored(stored, out, num_shards=shards, on_write=progress.add)
+            write_stored(stored, out, sharding=sharding, on_write=progress.add)
         elif to == "megatron":
-            write_megatron(stored, out, tp=tp, pp=pp, naming=names, on_write=progress.add)
+            write_megatron(
+                stored, out, tp=tp, pp=pp, naming=names, masters=source.weights, on_write=progress.add
+            )
         else:
             write_native(stored, out, on_write=progress.add)
-    reopened = open_stored(out)
-    parity = compare_stored(stored, reopened)
+    reopened = open_stored(out, moments=bool(stored.moments))
+    exact = to == "megatron" and bool(reopened.moments)  # the weights in fp32 are beside them
+    parity = compare_stored(source if exact else stored, reopened)
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
     size_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    kept = ", with the optimizer's moments" if stored.moments else ""
+    kept = ", with the optimizer's moments" if reopened.moments else ""
     print(f"wrote {out} ({size_bytes / 1e6:.1f} MB, {' and '.join(dtypes)}{kept}, from {source.source})")
     print(f"parity: {_in_words(parity)}")
-    if dtype != "source" and any(t.dtype != torch_dtype(dtype) for t in source.weights.values()):
+    if (
+        dtype != "source"
+        and not exact
+        and any(t.dtype != torch_dtype(dtype) for t in source.weights.values())
+    ):
         print(f"rounding to {dtype}: {_in_words(compare_stored(source, reopened))}")
     if not parity.within(_TOLERANCE):
         raise CheckpointError(
@@ -103,9 +121,11 @@ def convert(
         print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
     elif to == "native":
         print(f"Next: groundup generate {out}")
+    elif exact:
+        print("Next: let Megatron-LM load it with --no-load-rng --override-opt_param-scheduler")
 
 
-def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: int) -> None:
+def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: str) -> None:
     """Refuses settings that the format does not have."""
     from groundup.core.errors import ConfigError
 
@@ -113,13 +133,13 @@ def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: int) -> No
         ("--tp", tp, 1, "megatron"),
         ("--pp", pp, 1, "megatron"),
         ("--names", names, "legacy", "megatron"),
-        ("--shards", shards, 1, "hf"),
+        ("--shards", shards, "1", "hf"),
     ):
         if given != default and to != format_:
             raise ConfigError(
                 f"{flag} has no effect with --to {to}, only with --to {format_}", where="command line"
             )
-    for flag, number in (("--tp", tp), ("--pp", pp), ("--shards", shards)):
+    for flag, number in (("--tp", tp), ("--pp", pp)):
         if number < 1:
             raise ConfigError(f"{flag} is {number}, it must be 1 or more", where="command line")
 

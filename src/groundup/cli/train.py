@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import run_config
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,16 +49,14 @@ def train(
         max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
-    from groundup.core.config import resolve
     from groundup.parallel.failures import clear_own
     from groundup.parallel.launched import is_worker_of_torchrun, launched
     from groundup.parallel.rank_log import speak_as
     from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
-    from groundup.train.config import TrainConfig
 
     if config is not None and "=" in str(config):
         overrides, config = (str(config), *overrides), None
-    resolved = resolve(TrainConfig, file=config, overrides=overrides, presets=presets())
+    resolved = run_config(config, overrides)
     if print_config:
         print(resolved.render())
         return

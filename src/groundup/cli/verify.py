@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import run_config
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.core.log import logger
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from groundup.train.config import TrainConfig
 
 _LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "cp2", "pp2", "dp2-tp2-zero3")
+_PATH_WIDTH = 44
 
 
 def parallel(
@@ -45,14 +46,12 @@ def parallel(
         shrink: Make the model small first: a layer for each stage and two at least, heads of width 8,
             64 tokens; the number of heads, the vocabulary and everything else stay as they are.
     """
-    from groundup.core.config import resolve
-    from groundup.train.config import TrainConfig
     from groundup.verify.parallel import ALLOWED, verify_parallel
 
     file = config
     if config is not None and "=" in str(config):
         overrides, file = (str(config), *overrides), None
-    run = resolve(TrainConfig, file=file, overrides=overrides, presets=presets()).value
+    run = run_config(file, overrides).value
     width = max(6, *map(len, layouts))
     print(f"{'layout':<{width}}  {'loss':>8}  {'gradient norm':>13}  {'allowed':>8}  verdict")
     wrong = []
@@ -95,8 +94,6 @@ def resume(
         shrink: Make the model small first: two layers, heads of width 8, 64 tokens; the number of heads, the
             vocabulary and everything else stay as they are.
     """
-    from groundup.core.config import resolve
-    from groundup.train.config import TrainConfig
     from groundup.verify.resume import verify_resume
 
     if steps < 2:
@@ -104,7 +101,7 @@ def resume(
     file = config
     if config is not None and "=" in str(config):
         overrides, file = (str(config), *overrides), None
-    run = resolve(TrainConfig, file=file, overrides=overrides, presets=presets()).value
+    run = run_config(file, overrides).value
     with tempfile.TemporaryDirectory() as scratch:
         found = verify_resume(run, Path(scratch), launch=_train_quietly, num_steps=steps, shrink=shrink)
     print(f"{'step':>4}  {'without a stop':>14}  {'resumed':>14}  verdict")
@@ -118,6 +115,68 @@ def resume(
     print(f"{num_equal} of {found.num_tensors} final tensors are equal to the bit")
     if not found.is_right:
         raise TrainingError(f"a run resumed after step {found.stopped_after} is another run", where="resume")
+
+
+def convert(
+    path: Path,
+    *,
+    scratch: Path | None = None,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+) -> None:
+    """Check that a model stays the same in every format: logits, weights and optimizer's moments.
+
+    Writes it as a Hugging Face folder (in one file, in shards, in bfloat16), as a native checkpoint and as
+    Megatron-LM's with old and new names, split by tensors and layers where its sizes allow; reads each back
+    and compares it with the original. Then in a circle through all of them, after which the file of weights
+    must be the same byte for byte; and, where transformers is installed, its own implementation's logits.
+    Logits may differ by 1e-5 of the largest, weights by no bit. The exit code is 1 where anything does.
+
+    For example:
+
+        groundup verify convert runs/quickstart/model
+        groundup verify convert checkpoints/gpt2_345m --tokenizer gpt2 --scratch /data/scratch
+
+    Args:
+        path: A run folder, checkpoint, Hugging Face folder or Megatron-LM's checkpoints.
+        scratch: Folder for up to three copies of the model at a time; by default that of the system.
+        tokenizer: Folder, file or name, where the model has none or another is meant.
+        vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
+    """
+    from groundup.checkpoint.open import open_stored
+    from groundup.core.errors import CheckpointError
+    from groundup.core.progress import Progress
+    from groundup.tokens.tokenizer import load_tokenizer
+    from groundup.verify.convert import verify_convert
+
+    stored = open_stored(
+        path,
+        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        vocab_size=vocab_size,
+        moments=True,
+    )
+    if scratch is not None and not scratch.is_dir():
+        raise ConfigError(f"{scratch} is no folder", where="--scratch", fix="Make it, or name another.")
+    print(f"{'path':<{_PATH_WIDTH}}  {'logits':>7}  {'top-1':>6}  {'weights':>7}  verdict")
+    wrong = []
+    with (
+        tempfile.TemporaryDirectory(dir=scratch, prefix="groundup-verify-") as folder,
+        Progress(f"verify convert {path}", 0, "B") as progress,
+    ):
+        for found in verify_convert(stored, Path(folder), on_write=progress.add):
+            logits = f"{found.parity.max_difference:.1e}" if found.parity else ""
+            top1 = f"{found.parity.top1_agreement:.1%}" if found.parity else ""
+            weights = {True: "equal", False: "DIFFER", None: ""}[found.bits_equal]
+            verdict = found.omitted or ("right" if found.is_right else f"WRONG {found.problem}".rstrip())
+            print(f"{found.path:<{_PATH_WIDTH}}  {logits:>7}  {top1:>6}  {weights:>7}  {verdict}", flush=True)
+            if not found.is_right:
+                wrong.append(found.path)
+    if wrong:
+        raise CheckpointError(
+            f"not the same model after conversion: {'; '.join(wrong)}",
+            where=path,
+            fix="This is a fault of groundup: please report it with the model's config.",
+        )
 
 
 def _train_quietly(config: "TrainConfig", file: Path) -> int:

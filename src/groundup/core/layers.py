@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,15 @@ from groundup.core.errors import ConfigError
 
 Tree = dict[str, Any]
 
+Layer = tuple[Tree, str]
+"""Values, and where they come from."""
+
 
 def merged(
-    file: Path | None, overrides: Sequence[str], presets: Mapping[str, Path]
+    file: Path | None,
+    overrides: Sequence[str],
+    presets: Mapping[str, Path],
+    derive: Callable[[Mapping[str, Any]], Layer | None] = lambda _: None,
 ) -> tuple[Tree, dict[str, str]]:
     """The values of a preset, a file and overrides, and where each dotted key came from.
 
@@ -22,6 +28,7 @@ def merged(
         file: A YAML file; its top-level key ``preset`` names the preset.
         overrides: ``dotted.key=value``; the value is read as YAML, ``preset=NAME`` too.
         presets: Name -> YAML file.
+        derive: From the values of file and overrides, sections that stand instead of the preset's.
 
     Raises:
         ConfigError: A missing file, an unknown preset, invalid YAML.
@@ -42,9 +49,15 @@ def merged(
         preset_tree, _ = read_yaml(presets[name])
         merge(tree, preset_tree)
         origins.update({key: f"preset {name}" for key, _ in leaves(preset_tree)})
-    for layer, layer_origins in ((file_tree, file_origins), (line_tree, line_origins)):
-        merge(tree, layer)
-        origins.update(layer_origins)
+    given: Tree = {}
+    merge(given, file_tree)
+    merge(given, line_tree)
+    derived, source = derive(given) or ({}, "")
+    tree.update(derived)
+    origins.update({key: source for key, _ in leaves(derived)})
+    merge(tree, given)
+    origins.update(file_origins)
+    origins.update(line_origins)
     return tree, origins
 
 

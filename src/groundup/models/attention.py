@@ -3,39 +3,11 @@
 Shapes: B batch, T new tokens, D model, N heads, K kv heads, H head dim.
 """
 
-import torch
 from torch import Tensor, nn
 
 from groundup.models.cache import KeyValueCache
 from groundup.models.masks import Mask
-
-
-class Rope:
-    """Rotary positions (Su et al. 2021, arXiv:2104.09864), rotating halves as Llama and Hugging Face do.
-
-    Args:
-        head_dim: H, even.
-        base: The slowest wave length is about 2 pi base.
-    """
-
-    def __init__(self, head_dim: int, base: float) -> None:
-        self.head_dim = head_dim
-        self.base = base
-
-    def angles(self, positions_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B, 1, T, H] of the rotation at each position, in fp32."""
-        exponents = torch.arange(0, self.head_dim, 2, device=positions_BT.device).float() / self.head_dim
-        angles_BTh = positions_BT.float().unsqueeze(-1) * self.base**-exponents
-        angles_B1TH = torch.cat((angles_BTh, angles_BTh), dim=-1).unsqueeze(1)
-        return angles_B1TH.cos(), angles_B1TH.sin()
-
-
-def rotate(x_BNTH: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotates each (i, i + H/2) pair of a head by its position's angle."""
-    cos, sin = angles
-    first, second = x_BNTH.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (x_BNTH * cos + turned * sin).to(x_BNTH.dtype)
+from groundup.models.rope import rotate
 
 
 class Attention(nn.Module):

@@ -1,4 +1,7 @@
-"""Llama (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU, grouped-query attention, no biases.
+"""Llama (Touvron et al. 2023): rotary positions, RMSNorm, SwiGLU, grouped-query attention.
+
+Mistral and SmolLM are the same; Qwen2 (Yang et al. 2024, arXiv:2407.10671) adds biases to queries, keys and
+values, its only ones.
 
 Shapes: B batch, T tokens, D model, F ffn, V padded vocabulary.
 """
@@ -11,17 +14,21 @@ from torch.nn.functional import dropout, silu
 
 from groundup.core.config import config
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.models.attention import Attention, Rope
+from groundup.models.attention import Attention
 from groundup.models.cache import KeyValueCache
 from groundup.models.masks import Mask, Masks
+from groundup.models.rope import NoRopeScaling, Rope, RopeScaling
 from groundup.models.spec import Axes
 
 AXES: Axes = {
     "embed.tokens.weight": ("vocab", "embed"),
     "layers.*.attention_norm.weight": ("embed",),
     "layers.*.attention.wq.weight": ("heads", "embed"),
+    "layers.*.attention.wq.bias": ("heads",),
     "layers.*.attention.wk.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wk.bias": ("kv_heads",),
     "layers.*.attention.wv.weight": ("kv_heads", "embed"),
+    "layers.*.attention.wv.bias": ("kv_heads",),
     "layers.*.attention.wo.weight": ("embed", "heads"),
     "layers.*.mlp_norm.weight": ("embed",),
     "layers.*.mlp.w1.weight": ("ffn", "embed"),
@@ -45,6 +52,8 @@ class LlamaConfig:
         num_kv_heads: Key/value heads; divides ``num_heads``.
         ffn_size: F, usually 8/3 D rounded up.
         rope_base: Base of the rotary frequencies ("theta").
+        rope_scaling: What is done to them for longer contexts.
+        qkv_bias: Queries, keys and values have biases, as in Qwen2.
         tied_embedding: The output head is the token embedding.
         dropout: After each residual branch, while training.
         attention_dropout: Of attention weights, while training.
@@ -61,6 +70,8 @@ class LlamaConfig:
     num_kv_heads: int
     ffn_size: int
     rope_base: float = 10000.0
+    rope_scaling: RopeScaling = NoRopeScaling()
+    qkv_bias: bool = False
     tied_embedding: bool = False
     dropout: float = 0.0
     attention_dropout: float = 0.0
@@ -123,7 +134,7 @@ class Block(nn.Module):
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            bias=False,
+            bias=config.qkv_bias,
             output_bias=False,
             dropout=config.attention_dropout,
         )
@@ -158,7 +169,7 @@ class Llama(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.rope = Rope(config.head_dim, config.rope_base)
+        self.rope = Rope(config.head_dim, config.rope_base, config.rope_scaling)
         self.embed: Embedding | None = Embedding(config)
         self.masks: nn.Module = Masks(head_dim=config.head_dim, dropout=config.attention_dropout)
         self.layers = nn.ModuleDict({str(i): Block(config) for i in range(config.num_layers)})

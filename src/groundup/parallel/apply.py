@@ -24,7 +24,7 @@ def parallelize(
     """Spreads a model over the ranks of a run, in place.
 
     Args:
-        model: With its weights, the same on all ranks; left with what this rank has of them.
+        model: On meta, or with weights that are the same on all ranks; left with what this rank has of it.
         team: This rank among the others.
         recompute: What layers compute again in the backward pass.
         compile: Compile each layer.
@@ -44,7 +44,7 @@ def parallelize(
             apply_context(part, team.context)
     recompute_layers(model, recompute)  # within what is compiled, so that the compiler knows of it
     if compile:
-        compile_layers(model)
+        compile_layers(model, team.device)
     if mesh is not None and team.num_copies > 1:
         shard_over_data(parts, layout, mesh)  # last: it gathers what compiled layers compute with
     return pipeline

@@ -8,13 +8,16 @@ from groundup.core.log import logger
 from groundup.models import Model
 
 
-def compile_layers(model: Model) -> bool:
+def compile_layers(model: Model, device: torch.device) -> bool:
     """Compiles each transformer layer in place; returns whether it did.
 
     One layer's graph serves all, so compiling takes seconds instead of minutes. A first run on a tiny
     function finds out whether the machine's compiler works; if not, the model stays eager.
+
+    Args:
+        model: To compile; may still be on meta.
+        device: On which it will run.
     """
-    device = next(model.parameters()).device
     reason = _missing(device)
     if reason:
         logger.warning("training without torch.compile: %s", reason)

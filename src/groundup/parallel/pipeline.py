@@ -50,8 +50,8 @@ class Pipeline:
     """This rank's stages.
 
     Args:
-        model: The whole, the same on all ranks; left with this rank's share of the layers, and None for
-            what other ranks have. A tied head on the last stage becomes a copy of its own.
+        model: The whole, on meta or the same on all ranks; left with this rank's share of the layers, and
+            None for what other ranks have. A tied head on the last stage becomes a copy of its own.
         team: Of the run, with a mesh.
         precision: Makes the context of a stage's forward pass.
 

@@ -19,7 +19,7 @@ def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) ->
     """Spreads a rank's parts of a model over the data-parallel ranks, in place.
 
     Args:
-        parts: With initial or loaded weights, the same on all of these ranks; the whole model is one part.
+        parts: On meta, or with weights that are the same on all of these ranks; the whole model is one part.
         layout: Worked out (``Layout.over``).
         mesh: With the axes "replicate" and "shard".
     """

@@ -17,11 +17,11 @@ from groundup.core.log import logger
 from groundup.core.progress import human_count
 from groundup.models import build_model
 from groundup.models.count import num_parameters
-from groundup.models.initialise import initialise
 from groundup.parallel.apply import parallelize
 from groundup.parallel.launched import launched
 from groundup.parallel.layout import describe as describe_layout
 from groundup.parallel.layout import require_layout
+from groundup.parallel.materialise import materialise
 from groundup.parallel.team import Team, assemble
 from groundup.tokens.samples.dataset import Samples
 from groundup.tokens.samples.packing import PackedDataset
@@ -34,6 +34,7 @@ from groundup.train.guard import Guard, NoGuard, RollbackGuard
 from groundup.train.hardware import choose_device, describe
 from groundup.train.optim import build_optimizers
 from groundup.train.precision import LossScaler, Precision, choose_precision
+from groundup.train.start import begin
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"
@@ -143,7 +144,10 @@ def build_run(config: TrainConfig) -> Run:
     )
     assert splits.train is not None, "the plan was checked"
     tokenizer = tokenizer_of_data(config.data)
-    if tokenizer.vocab_size != config.model.vocab_size:
+    begins_anew = config.start.path is None  # other models may have more ids than their tokenizers
+    if tokenizer.vocab_size > config.model.vocab_size or (
+        begins_anew and tokenizer.vocab_size < config.model.vocab_size
+    ):
         raise ConfigError(
             f"model.vocab_size is {config.model.vocab_size},"
             f" the tokenizer of the data has {tokenizer.vocab_size}",
@@ -153,11 +157,9 @@ def build_run(config: TrainConfig) -> Run:
 
     checkpoints_dir = checkpoints_of(config)
     newest = store.newest_verified(checkpoints_dir, team)
-    model = build_model(config.model, device=device).train()
     if newest:
         _require_same_run(config, splits.fingerprint, store.read_manifest(newest).about, newest)
-    else:
-        initialise(model, config.model, seed=config.seed)
+    model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
         team,
@@ -165,6 +167,7 @@ def build_run(config: TrainConfig) -> Run:
         compile=config.compile,
         precision=precision.autocast,
     )
+    materialise(model, pipeline, device)
     state = TrainState(
         model=model,
         pipeline=pipeline,
@@ -188,6 +191,8 @@ def build_run(config: TrainConfig) -> Run:
     if newest:
         state.restore(newest, config, team)  # last: each rank reads what it has, to where it is
         logger.info("continuing from %s", newest)
+    else:
+        begin(state, config, team, tokenizer)
     if team.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:
@@ -218,6 +223,12 @@ def _require_same_run(
     Raises:
         CheckpointError: Naming the settings that differ.
     """
+    if "converted_from" in about:
+        raise CheckpointError(
+            "holds a converted model, not a run",
+            where=where,
+            fix=f"Name another run_dir, and begin with this model: start.path={config.run_dir}",
+        )
     before, now = _flat(about["config"]), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     fixed_length = ("num_steps",) if config.data.order == "megatron" else ()

@@ -26,6 +26,26 @@ NotNegative = Annotated[int, Field(ge=0)]
 
 
 @config
+class StartConfig:
+    """What a new run begins with.
+
+    Attributes:
+        path: A model whose weights to begin with: a Hugging Face folder, a run folder or one of its
+            checkpoints. Without ``model`` in the config, the architecture is taken from it too.
+        state: Go on from that checkpoint with all that it holds: optimizer, step, position in the data,
+            random numbers.
+    """
+
+    path: Path | None = None
+    state: bool = False
+
+    def __post_init__(self) -> None:
+        """A state needs a checkpoint."""
+        if self.state and self.path is None:
+            raise ValueError("start.state goes with start.path, the checkpoint to go on from")
+
+
+@config
 class LogConfig:
     """What is reported, and how often.
 
@@ -110,6 +130,7 @@ class TrainConfig:
         compile: Compile each layer with torch.compile; falls back to eager with a warning.
         deterministic: Only kernels whose result is the same in every run.
         seed: Of initial weights, sample order and dropout.
+        start: Another model to begin with.
         log: Reporting.
         validation: Validation while training.
         sample: Completions while training.
@@ -139,6 +160,7 @@ class TrainConfig:
     compile: bool = False
     deterministic: bool = False
     seed: int = 1234
+    start: StartConfig = StartConfig()
     log: LogConfig = LogConfig()
     validation: ValidationConfig = ValidationConfig()
     sample: SampleConfig = SampleConfig()

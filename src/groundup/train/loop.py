@@ -162,7 +162,7 @@ class _Report:
         self.flops_per_token = training_flops_per_token(run.config.model, run.config.data.sequence_length)
         self.peak = peak_flops(run.device, run.precision.dtype)
         self.begin()
-        self.check_first_loss = run.state.step == 0
+        self.check_first_loss = run.state.step == 0 and run.config.start.path is None
         logger.info(
             "%.4g GFLOP a token (6 x weights of matrix products + 6 x layers x width x sequence length,"
             " attention counted as causal)",

@@ -42,6 +42,7 @@ class TrainState:
         samples: Position in the data.
         tokens: Targets trained on.
         skipped_steps: Steps without an update.
+        prompt_prefix: Ids before every prompt, where the model that the run began with has some.
     """
 
     model: Model
@@ -54,6 +55,7 @@ class TrainState:
     samples: int = 0
     tokens: int = 0
     skipped_steps: int = 0
+    prompt_prefix: tuple[int, ...] = ()
 
     @property
     def parts(self) -> list[Model]:
@@ -88,7 +90,11 @@ class TrainState:
             },
             random=random,
             state=counts,
-            about={"config": to_dict(config), "data": data_fingerprint},
+            about={
+                "config": to_dict(config),
+                "data": data_fingerprint,
+                "prompt_prefix": list(self.prompt_prefix),
+            },
         )
 
     def restore(self, folder: Path, config: TrainConfig, team: Team) -> None:
@@ -108,7 +114,9 @@ class TrainState:
         elif self.average:
             self.average.begin()  # it was not asked for until now
 
-        counts = read_manifest(folder).counts
+        manifest = read_manifest(folder)
+        counts = manifest.counts
+        self.prompt_prefix = tuple(manifest.about.get("prompt_prefix", ()))
         self.step, self.samples, self.tokens = counts["step"], counts["samples"], counts["tokens"]
         self.skipped_steps = counts["skipped_steps"]
         if self.scaler and "loss_scale" in counts:
@@ -127,8 +135,10 @@ class TrainState:
         for key, entry in group.items():
             name, _, moment = key.rpartition("/")
             entries.setdefault(name, {})[moment] = entry.dtype, entry.shape
-        before = read_manifest(folder).about["config"].get("optimizer", {}).get("kind")
-        if entries and before and before != config.optimizer.kind:
+        about = read_manifest(folder).about
+        is_converted = "optimizer" not in about["config"]  # from Megatron-LM, whose moments are Adam's
+        before = "adamw" if is_converted else about["config"]["optimizer"]["kind"]
+        if entries and before != config.optimizer.kind:
             raise CheckpointError(
                 f"optimizer.kind was {before} and is {config.optimizer.kind}",
                 where=folder,

@@ -18,6 +18,7 @@ from groundup.checkpoint.huggingface import (
 from groundup.checkpoint.logical import logical_weights
 from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
 from groundup.checkpoint.parity import compare, rounded
+from groundup.checkpoint.sharding import Sharding, parse_sharding
 from groundup.checkpoint.stored import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
 from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
 from groundup.models.gpt2 import GPT2Config
@@ -145,8 +146,6 @@ def test_shards_bare_names_and_old_buffers_are_read(tmp_path: Path) -> None:
         ("llama", {"mlp_bias": True}, "mlp_bias = True"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
         ("llama", {"head_dim": 16}, "head_dim = 16 is not supported, only 8"),
-        ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}}, "rope_parameters"),
         ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("llama", {"model_type": "mamba"}, "model_type is 'mamba'; supported are gpt2, llama"),
         ("gpt2", {"activation_function": "relu"}, "activation_function = 'relu'"),
@@ -253,7 +252,7 @@ def test_old_bin_files_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
 def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
     ours = tiny_model("llama")
-    write_stored(stored_of(ours), tmp_path / "out", num_shards=num_shards)
+    write_stored(stored_of(ours), tmp_path / "out", sharding=Sharding(num_files=num_shards))
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) == num_shards
     if num_shards > 1:
@@ -264,6 +263,47 @@ def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
         assert min(sizes) > 0
         assert max(sizes) < 2 * sum(sizes) / num_shards
     assert compare(ours, read_huggingface(tmp_path / "out")).max_difference == 0
-    with pytest.raises(ConfigError, match="99 shards of 21 tensors"):
-        write_stored(stored_of(ours), tmp_path / "more", num_shards=99)
+    with pytest.raises(ConfigError, match="99 files cannot hold 21 tensors"):
+        write_stored(stored_of(ours), tmp_path / "more", sharding=Sharding(num_files=99))
     assert not (tmp_path / "more").exists()
+
+
+@settings(max_examples=12)
+@given(max_bytes=st.integers(1000, 200_000))
+def test_no_shard_is_larger_than_the_size(max_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("sized") / "out"
+    stored = stored_of(tiny_model("llama"))
+    write_stored(stored, folder, sharding=Sharding(max_bytes=max_bytes))
+    found: list[str] = []
+    for path in sorted(folder.glob("*.safetensors")):
+        held = list(load_file(path))
+        assert path.stat().st_size <= max_bytes or len(held) == 1
+        found += held
+    assert len(found) == len(set(found)) == len(stored.weights)
+    reopened = open_huggingface(folder)
+    assert all(torch.equal(tensor.read(), reopened.weights[name].read())
+               for name, tensor in stored.weights.items())  # fmt: skip
+
+
+def test_sizes_and_numbers_are_understood() -> None:
+    for text, sharding in (
+        ("3", Sharding(num_files=3)),
+        ("5GB", Sharding(max_bytes=5 * 10**9)),
+        ("1.5 gib", Sharding(max_bytes=3 * 2**29)),
+        ("500MB", Sharding(max_bytes=500 * 10**6)),
+    ):
+        assert parse_sharding(text) == sharding
+    for text in ("", "0", "-1", "1.5", "GB", "5G", "5 GB GB", "1e3", "999B", "٣"):
+        with pytest.raises(ConfigError):
+            parse_sharding(text)
+
+
+def test_the_nearest_name_is_told(tmp_path: Path) -> None:
+    write_huggingface(tiny_model("llama"), tmp_path / "out")
+    path = tmp_path / "out" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.1.mlp.downproj.weight"] = tensors.pop("model.layers.1.mlp.down_proj.weight")
+    save_file(tensors, path)
+    expected = r"missing: model\.layers\.1\.mlp\.down_proj\.weight \(there is .*1\.mlp\.downproj\.weight\)"
+    with pytest.raises(CheckpointError, match=expected):
+        read_huggingface(tmp_path / "out")

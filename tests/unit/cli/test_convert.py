@@ -72,10 +72,13 @@ def test_moments_are_kept_or_left_out(groundup: Callable[..., str], tmp_path: Pa
     assert not open_stored(tmp_path / "without").moments
 
 
-def test_a_tokenizer_and_a_vocabulary_can_be_named(groundup: Callable[..., str], tmp_path: Path) -> None:
+def test_a_tokenizer_and_a_vocabulary_can_be_named(
+    groundup: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron")
     command = ("convert", tmp_path / "megatron", tmp_path / "out", "--to", "megatron", "--tokenizer", "bytes")
     groundup(*command, "--vocab-size", 290)
+    assert "the tokenizer bytes has 257 ids and the model 290: is it the model's own?" in caplog.text
     found = open_megatron(tmp_path / "out")
     assert (found.config.vocab_size, found.tokenizer.vocab_size) == (290, 257)
     groundup("convert", tmp_path / "out", tmp_path / "hf", "--to", "hf")
@@ -91,7 +94,10 @@ def test_settings_without_effect_are_refused(groundup: Callable[..., str], tmp_p
         ("megatron", "--shards", 2, "--shards has no effect with --to megatron, only with --to hf"),
         ("megatron", "--tp", 0, "--tp is 0, it must be 1 or more"),
         ("megatron", "--tp", 3, "--tp 3 does not divide 4 query heads"),
-        ("hf", "--shards", 500, "500 shards of"),
+        ("hf", "--shards", 500, r"500 files cannot hold 28 tensors, .*Give 1 to 28, or a size"),
+        ("hf", "--shards", "0", "'0' is neither a number of files"),
+        ("hf", "--shards", "5 gigs", "'5 gigs' is neither .* nor a size"),
+        ("hf", "--shards", "10B", "10B is too small"),
     ):
         with pytest.raises(ConfigError, match=message):
             groundup("convert", tmp_path / "hf", tmp_path / "out", "--to", to, flag, value)

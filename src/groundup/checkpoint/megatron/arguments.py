@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from groundup.checkpoint.megatron.names import EMBEDDING, layer_of
+from groundup.checkpoint.megatron.rope import read_rope_scaling, rope_scaling_args
 from groundup.checkpoint.stored import StoredTensor
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
@@ -32,10 +33,8 @@ _FIXED: Mapping[str, Any] = {
     "qk_layernorm": False,
     "rotary_interleaved": False,
     "rotary_percent": 1.0,
-    "rotary_seq_len_interpolation_factor": None,
     "softmax_type": "vanilla",
     "squared_relu": False,
-    "use_rope_scaling": False,
     "window_size": None,
 }
 _PLAIN = (str, int, float, bool, type(None))
@@ -129,7 +128,8 @@ def _llama(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
         if present is not needed:
             raise CheckpointError(
                 f"a model with rotary positions or SwiGLU, but {'without' if needed else 'with'} {feature},"
-                " is not supported: a Llama has rotary positions, SwiGLU and RMSNorm, and no biases",
+                " is not supported: a Llama has rotary positions, SwiGLU and RMSNorm, and no biases"
+                " but add_qkv_bias",
                 where=where,
             )
     groups = args.get("num_query_groups") if args.get("group_query_attention") else None
@@ -137,6 +137,8 @@ def _llama(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
         "kind": "llama",
         "num_kv_heads": groups or args["num_attention_heads"],
         "rope_base": float(args.get("rotary_base") or 10000),
+        "rope_scaling": read_rope_scaling(args, where),
+        "qkv_bias": bool(args.get("add_qkv_bias", False)),
     }
 
 
@@ -184,7 +186,11 @@ def _config_without_args(
 def args_of(
     config: ModelConfig, *, tp: int, pp: int, rows: int, multiple: int, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """The arguments by which Megatron-LM builds this model and accepts its checkpoint."""
+    """The arguments by which Megatron-LM builds this model and accepts its checkpoint.
+
+    Raises:
+        CheckpointError: It has no such scaling of rotary positions.
+    """
     llama = isinstance(config, LlamaConfig)
     fused = isinstance(config, GPT2Config) and config.activation == "gelu_tanh"
     return {
@@ -205,10 +211,9 @@ def args_of(
         "rotary_percent": 1.0,
         "rotary_base": _whole(config.rope_base) if isinstance(config, LlamaConfig) else 10000,
         "rotary_interleaved": False,
-        "rotary_seq_len_interpolation_factor": None,
-        "use_rope_scaling": False,
+        **rope_scaling_args(config),
         "add_bias_linear": not llama,
-        "add_qkv_bias": not llama,
+        "add_qkv_bias": config.qkv_bias if isinstance(config, LlamaConfig) else True,
         "swiglu": llama,
         "bias_swiglu_fusion": llama,
         "bias_gelu_fusion": fused,

@@ -169,7 +169,7 @@ def _with_zero_biases(stage: Stage) -> Stage:
             for name, tensor in chunk.items()
             if ".linear_" in name and name.endswith(".weight")
         }
-        chunks.append({**chunk, **biases})
+        chunks.append({**biases, **chunk})  # --add-qkv-bias keeps some
     return dataclasses.replace(stage, chunks=chunks)
 
 

@@ -1,7 +1,6 @@
 """Our tensors out of the pieces that Megatron-LM's ranks hold."""
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,13 +9,13 @@ from torch import Tensor
 
 from groundup.checkpoint.megatron.layout import Packing, fused_shape, split_dim
 from groundup.checkpoint.megatron.names import HEAD, layer_of, rules, with_layer
+from groundup.checkpoint.mismatch import describe_mismatch
 from groundup.checkpoint.names import NameRule, rules_for
 from groundup.checkpoint.stored import StoredTensor, logical_shapes
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
 
 _EMBEDDING = "embed.tokens.weight"
-_LISTED = 6
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -157,27 +156,10 @@ def _belongs(rule: NameRule, layer: int | None, stage: Stage, index: int, num_st
 
 
 def _require_names(found: set[str], wanted: set[str], path: Path) -> None:
-    missing, unexpected = sorted(wanted - found), sorted(found - wanted)
-    if not missing and not unexpected:
-        return
-    parts = []
-    if missing:
-        near = [
-            f"{name} (there is {close[0]})"
-            if (close := difflib.get_close_matches(name, unexpected, 1, 0.8))
-            else name
-            for name in missing[:_LISTED]
-        ]
-        parts.append(f"missing: {', '.join(near)}{_more(missing)}")
-    if unexpected:
-        parts.append(f"unexpected: {', '.join(unexpected[:_LISTED])}{_more(unexpected)}")
-    raise CheckpointError(
-        f"its tensors are not those of the model that its args describe ({'; '.join(parts)})",
-        where=path,
-        fix="Names are given as those of megatron.core. A model with these parts is not supported, or a file"
-        " is of another model.",
-    )
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    if mismatch := describe_mismatch(wanted, found):
+        raise CheckpointError(
+            f"its tensors are not those of the model that its args describe ({mismatch})",
+            where=path,
+            fix="Names are given as those of megatron.core. A model with these parts is not supported, or a"
+            " file is of another model.",
+        )

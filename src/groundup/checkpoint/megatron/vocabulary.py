@@ -36,6 +36,7 @@ def true_vocab_size(
                 f"a vocabulary of {stated:,} ids must hold the tokenizer's {tokenizer_size:,} ids and fit"
                 f" into the {rows:,} rows of the embedding",
                 where=where,
+                fix="Name the model's own tokenizer (--tokenizer), or its true vocabulary (--vocab-size).",
             )
         return stated
     # A converted checkpoint may keep the padding of another tp: the tools of Megatron-LM do so.

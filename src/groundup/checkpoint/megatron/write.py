@@ -13,6 +13,7 @@ from groundup.checkpoint.export import export_folder
 from groundup.checkpoint.megatron.arguments import args_of
 from groundup.checkpoint.megatron.files import RANK_FILE, TRACKER
 from groundup.checkpoint.megatron.layout import CURRENT_VERSION, Packing, fused_shape, split_dim
+from groundup.checkpoint.megatron.moments import ENTRIES
 from groundup.checkpoint.megatron.names import (
     EMBEDDING,
     HEAD,
@@ -25,14 +26,23 @@ from groundup.checkpoint.megatron.names import (
 )
 from groundup.checkpoint.megatron.tokenizer import FOLDER
 from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, padded_rows
+from groundup.checkpoint.megatron.write_moments import (
+    adam_args,
+    optimizer_entry,
+    scheduler_entry,
+    why_without_moments,
+)
 from groundup.checkpoint.names import NameRule, rules_for
 from groundup.checkpoint.safetensors_file import bytes_of
 from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes, with_biases
 from groundup.checkpoint.unpickle import storage_offsets
 from groundup.core.errors import ConfigError
+from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT
+
+_MASTERS = "masters"
 
 
 def write_megatron(
@@ -42,13 +52,18 @@ def write_megatron(
     tp: int = 1,
     pp: int = 1,
     naming: Naming = "legacy",
+    masters: Mapping[str, StoredTensor] | None = None,
     on_write: Callable[[float], None] | None = None,
 ) -> Path:
-    """Writes the weights as one checkpoint; returns its folder, ``iter_NNNNNNN`` or ``release``.
+    """Writes one checkpoint; returns its folder, ``iter_NNNNNNN`` or ``release``.
+
+    An AdamW's moments are written too, with the weights in fp32 beside weights of 16 bits; what another
+    optimizer keeps is left out, with its reason logged.
 
     The vocabulary is padded as Megatron-LM pads it, with rows that are the mean of the others: it counts
     padded ids in its loss, to which these can add no more than log(1 + padding / vocabulary) (Jensen's
-    inequality), where rows of 0 would outweigh the logits of a GPT-2, which are far below 0.
+    inequality), where rows of 0 would outweigh the logits of a GPT-2, which are far below 0. Their moments
+    are the mean too.
 
     Args:
         stored: The model, read tensor by tensor.
@@ -56,6 +71,7 @@ def write_megatron(
         tp: Degree of tensor parallelism.
         pp: Pipeline stages, of equally many layers.
         naming: Of the parameters: the Megatron-LM that is to read it.
+        masters: The weights in fp32, of which those of the model are rounded; by default the latter, widened.
         on_write: Told the bytes of the model as they are written.
 
     Raises:
@@ -70,16 +86,21 @@ def write_megatron(
     rows = padded_rows(config.vocab_size, tp, multiple)
     dtype = next(iter(stored.weights.values())).dtype
     ours = args_of(config, tp=tp, pp=pp, rows=rows, multiple=multiple, dtype=dtype)
-    args = {**_defaults(stored), **stored.megatron_args, **ours}
-    shares = {
-        (stage, rank): dict(_share(stored, stage, rank, tp=tp, pp=pp, rows=rows, naming=naming))
-        for stage in range(pp)
-        for rank in range(tp)
-    }
-    size_bytes = sum(tensor.size_bytes for share in shares.values() for tensor in share.values())
+    adam = adam_args(stored)
+    args = {**_defaults(stored), **stored.megatron_args, **ours, **(adam if stored.moments else {})}
+    moments = _moments(stored, naming, masters)
+
+    def held(tensors: Mapping[str, StoredTensor], stage: int, rank: int) -> dict[str, StoredTensor]:
+        return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, naming=naming))
+
+    places = [(stage, rank) for stage in range(pp) for rank in range(tp)]
+    shares = {place: held(stored.weights, *place) for place in places}
+    states = {place: {kind: held(tensors, *place) for kind, tensors in moments.items()} for place in places}
+    everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
+    size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
     about = {"format": "megatron", "tp": tp, "pp": pp, "naming": naming}
     name = f"iter_{stored.step:07d}" if stored.step else "release"
-    source_bytes = sum(tensor.size_bytes for tensor in stored.weights.values())
+    source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 
     def tell(written: int) -> None:
         if on_write:  # padding and what all ranks hold is not counted twice
@@ -89,13 +110,19 @@ def write_megatron(
         for (stage, rank), share in shares.items():
             path = temporary / name / f"mp_rank_{rank:02d}{f'_{stage:03d}' if pp > 1 else ''}" / RANK_FILE
             path.parent.mkdir(parents=True)
-            model = nested(share, naming, tied=config.tied_embedding, last_stage=stage == pp - 1)
-            about_rank = {
+            content = {
                 "args": argparse.Namespace(**args),
                 "checkpoint_version": CURRENT_VERSION,
                 "iteration": stored.step,
+                "model": nested(share, naming, tied=config.tied_embedding, last_stage=stage == pp - 1),
             }
-            _save(path, about_rank, model, tell)
+            if state := states[stage, rank]:
+                fp32 = state.pop(_MASTERS, {})
+                content["optimizer"] = optimizer_entry(
+                    weights=share, moments=state, masters=fp32, step=_updates(stored), args=adam
+                )
+                content["opt_param_scheduler"] = scheduler_entry(stored, adam)
+            _save(path, content, tell)
         (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
         stored.tokenizer.save(temporary / FOLDER)
     return folder / name
@@ -128,11 +155,57 @@ def _defaults(stored: StoredModel) -> dict[str, Any]:
     }
 
 
+def _moments(
+    stored: StoredModel, naming: Naming, masters: Mapping[str, StoredTensor] | None
+) -> dict[str, Mapping[str, StoredTensor]]:
+    """What to keep of the optimizer's, in fp32: by kind, by our names of weights; and the fp32 weights."""
+    if not stored.moments:
+        return {}
+    if reason := why_without_moments(stored, naming):
+        logger.warning("the optimizer's state is left out: %s", reason)
+        return {}
+    kinds: dict[str, Mapping[str, StoredTensor]] = {
+        kind: widened({name: stored.moments[f"{name}/{kind}"] for name in stored.weights}) for kind in ENTRIES
+    }
+    if any(tensor.dtype != torch.float32 for tensor in stored.weights.values()):
+        kinds[_MASTERS] = widened(masters or stored.weights)
+    return kinds
+
+
+def widened(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The same values in fp32."""
+    return {
+        name: tensor
+        if tensor.dtype == torch.float32
+        else StoredTensor(shape=tensor.shape, dtype=torch.float32, read=_Widened(tensor))
+        for name, tensor in tensors.items()
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Widened:
+    tensor: StoredTensor
+
+    def __call__(self) -> Tensor:
+        return self.tensor.read().float()
+
+
+def _updates(stored: StoredModel) -> int:
+    return int(stored.moments[f"{next(iter(stored.weights))}/step"].read())
+
+
 def _share(
-    stored: StoredModel, stage: int, rank: int, *, tp: int, pp: int, rows: int, naming: Naming
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    stage: int,
+    rank: int,
+    *,
+    tp: int,
+    pp: int,
+    rows: int,
+    naming: Naming,
 ) -> Iterator[tuple[str, StoredTensor]]:
     """What one rank holds, by their names."""
-    config = stored.config
     shapes = logical_shapes(config)
     per_stage = config.num_layers // pp
     rms_norm = isinstance(config, LlamaConfig)
@@ -148,7 +221,7 @@ def _share(
             continue
         name = with_layer(rule.theirs, layer % per_stage) if layer is not None else rule.theirs
         padded = rows if rule.theirs in (EMBEDDING, HEAD) else 0
-        parts = [stored.weights[ours] for ours in rule.ours]
+        parts = [tensors[ours] for ours in rule.ours]
         whole = [(padded or part.shape[0], *part.shape[1:]) for part in parts]
         yield (
             renamed(name, naming, rms_norm=rms_norm),
@@ -183,27 +256,20 @@ class _Piece:
         return Packing(config=self.config).pack(self.rule, pieces)
 
 
-def _save(
-    path: Path,
-    about: Mapping[str, Any],
-    model: Mapping[str, Any],
-    on_write: Callable[[int], None],
-) -> None:
+def _save(path: Path, content: Mapping[str, Any], on_write: Callable[[int], None]) -> None:
     """A file of ``torch.save``, made with room for its tensors, which are then written one by one."""
     stored: list[StoredTensor] = []
 
-    def room(tree: Mapping[str, Any]) -> dict[str, Any]:
-        filled: dict[str, Any] = {}
-        for key, value in tree.items():
-            if isinstance(value, StoredTensor):
-                stored.append(value)
-                filled[key] = torch.empty(value.shape, dtype=value.dtype)  # never touched: takes no memory
-            else:
-                filled[key] = room(value) if isinstance(value, dict) else value
-        return filled
+    def room(value: Any) -> Any:
+        if isinstance(value, StoredTensor):
+            stored.append(value)
+            return torch.empty(value.shape, dtype=value.dtype)  # never touched: takes no memory
+        if isinstance(value, dict):
+            return {key: room(item) for key, item in value.items()}
+        return [room(item) for item in value] if isinstance(value, list) else value
 
     with torch.serialization.skip_data():
-        torch.save({**about, "model": room(model)}, path)
+        torch.save(room(dict(content)), path)
     offsets = storage_offsets(path)
     assert len(offsets) == len(stored), "one storage for each tensor, numbered in their order"
     with path.open("r+b") as file:

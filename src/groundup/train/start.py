@@ -1,0 +1,109 @@
+"""What a new run begins with: random weights, or those of a model that is there already."""
+
+from pathlib import Path
+from typing import Any
+
+from groundup.checkpoint import store
+from groundup.checkpoint.huggingface import is_huggingface
+from groundup.checkpoint.logical import misfits, physical
+from groundup.checkpoint.megatron.files import is_megatron
+from groundup.checkpoint.open import open_stored
+from groundup.checkpoint.parts import stored_name
+from groundup.checkpoint.stored import StoredModel, parameters_on_meta
+from groundup.core.config import to_dict
+from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.log import logger
+from groundup.models.initialise import initialise
+from groundup.parallel.materialise import place
+from groundup.parallel.team import Team
+from groundup.tokens.tokenizer import Tokenizer
+from groundup.train.config import TrainConfig
+from groundup.train.state import TrainState
+
+
+def model_of(path: Path) -> dict[str, Any]:
+    """The settings of the model in a folder, as a config has them under ``model``.
+
+    Raises:
+        CheckpointError: There is no model that training can start from.
+    """
+    return to_dict(_open(path).config)
+
+
+def begin(state: TrainState, config: TrainConfig, team: Team, tokenizer: Tokenizer) -> None:
+    """Fills the weights of a new run; with ``start.state`` all that an earlier run knew.
+
+    Args:
+        state: With room for the weights.
+        config: Of the run.
+        team: This rank among the others.
+        tokenizer: Of the data.
+
+    Raises:
+        CheckpointError: There is no such model, or it is another than the config's.
+        ConfigError: The model was trained with another tokenizer.
+    """
+    path = config.start.path
+    if path is None:
+        initialise(state.model, config.model, seed=config.seed, place=place)
+        _begin_average(state)
+    elif config.start.state:
+        if is_huggingface(path):
+            raise CheckpointError(
+                "a Hugging Face folder has weights only",
+                where=path,
+                fix="Leave out start.state, or name a checkpoint of groundup.",
+            )
+        _require_tokenizer(_open(path), tokenizer)
+        state.restore(store.resolve(path), config, team)
+        logger.info("going on from %s: step %d", path, state.step)
+    else:
+        _place_weights(state, config, _open(path), tokenizer)
+        _begin_average(state)
+        logger.info("starting from the weights of %s", path)
+
+
+def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, tokenizer: Tokenizer) -> None:
+    _require_tokenizer(stored, tokenizer)
+    shapes = {name: tensor.shape for name, tensor in stored.weights.items()}
+    if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
+        raise CheckpointError(
+            f"does not fit the model of the config: {problems}",
+            where=stored.source,
+            fix="Leave `model` and `preset` out of the config: then the model is taken from start.path.",
+        )
+    for name, parameter in state.model.named_parameters():
+        stored_as = stored_name(name, config.model)
+        value = stored.weights[stored_as].read().to(parameter.dtype)
+        place(parameter.detach(), physical(stored_as, value, config.model))
+    state.prompt_prefix = stored.prompt_prefix
+
+
+def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
+    if stored.tokenizer.fingerprint != tokenizer.fingerprint:
+        raise ConfigError(
+            f"the data was tokenized with {tokenizer.fingerprint}, the model's tokenizer is"
+            f" {stored.tokenizer.fingerprint}",
+            where=stored.source,
+            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {_folder(stored)}",
+        )
+
+
+def _folder(stored: StoredModel) -> Path:
+    within = store.tokenizer_dir(stored.source)
+    return within if within.is_dir() else stored.source
+
+
+def _begin_average(state: TrainState) -> None:
+    if state.average:
+        state.average.begin()
+
+
+def _open(path: Path) -> StoredModel:
+    if path.exists() and is_megatron(path):
+        raise CheckpointError(
+            "training starts from checkpoints of groundup and Hugging Face folders",
+            where=path,
+            fix=f"Convert it first: groundup convert {path} OUT --to native",
+        )
+    return open_stored(path)

@@ -1,0 +1,115 @@
+"""Runs that begin with a model that is there already."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+
+from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.open import open_model
+from groundup.cli.run_config import run_config
+from groundup.core.errors import CheckpointError, ConfigError
+from groundup.train.build import build_run
+from groundup.train.config import StartConfig
+from tests.megatron_files import write_checkpoint
+from tests.runs import losses, make_config, make_data, run
+from tests.tiny import tiny_model
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """A run of six steps, and its folder for Hugging Face."""
+    folder = tmp_path_factory.mktemp("trained")
+    run(make_config(data, folder / "run", "optimizer.lr=1e-2"))
+    write_huggingface(open_model(folder / "run", device="cpu"), folder / "hf")
+    return folder
+
+
+def started(data, run_dir, path, *overrides, state=False):
+    config = make_config(data, run_dir, *overrides)
+    return dataclasses.replace(config, start=StartConfig(path=path, state=state))
+
+
+@pytest.mark.parametrize("name", ["hf", "run", "run/checkpoints/step_0000006"])
+def test_the_first_loss_is_that_of_the_weights(data, trained, tmp_path, name):
+    config = started(data, tmp_path / "run", trained / name, "ema.decay=0.9")
+    first = losses(run(config))[1]
+    fresh = losses(run(make_config(data, tmp_path / "fresh")))[1]
+    assert first < fresh - 0.8
+    again = started(data, tmp_path / "again", trained / "run")
+    assert first == losses(run(again))[1]
+    built = build_run(dataclasses.replace(config, run_dir=tmp_path / "built"))
+    weights = dict(built.state.model.named_parameters())
+    assert all(average.equal(weights[key]) for key, average in built.state.average.values.items())
+
+
+def test_a_checkpoint_goes_on_as_if_it_had_never_stopped(data, tmp_path):
+    options = ("num_steps=6", "checkpoint.interval=3", "checkpoint.keep_last=5", "optimizer.lr=1e-2")
+    whole = losses(run(make_config(data, tmp_path / "whole", *options)))
+    middle = tmp_path / "whole/checkpoints/step_0000003"
+    assert losses(run(started(data, tmp_path / "fork", middle, *options, state=True))) == {
+        step: whole[step] for step in (4, 5, 6)
+    }
+
+
+def test_what_began_goes_on_from_its_own_checkpoints(data, trained, tmp_path):
+    config = started(data, tmp_path / "run", trained / "hf", "schedule_steps=9")
+    whole = losses(run(dataclasses.replace(config, run_dir=tmp_path / "whole", num_steps=9)))
+    run(config)
+    assert losses(run(dataclasses.replace(config, num_steps=9)))[9] == whole[9]
+
+
+def test_begin_tokens_of_the_prompt_stay_with_the_model(data, trained, tmp_path):
+    folder = tmp_path / "with-begin"
+    write_huggingface(open_model(trained / "run", device="cpu"), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = json.loads((folder / "config.json").read_text())["eos_token_id"]
+    token = tokenizer.id_to_token(end)
+    tokenizer.post_processor = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, end)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = started(data, tmp_path / "run", folder)
+    run(config)
+    run(dataclasses.replace(config, num_steps=8))  # goes on
+    assert open_model(config.run_dir, device="cpu").prompt_prefix == (end,)
+
+
+def test_the_model_is_taken_from_the_folder_unless_the_config_says_more(trained, tmp_path):
+    hf = trained / "hf"
+    words = (
+        "preset=tiny",
+        f"run_dir={tmp_path}",
+        "data.path=x",
+        "data.sequence_length=32",
+        f"start.path={hf}",
+    )
+    resolved = run_config(None, (*words, "model.dropout=0.2"))
+    stored = open_model(hf, device="cpu").config
+    assert resolved.value.model == dataclasses.replace(stored, dropout=0.2)
+    assert resolved.origins["model.hidden_size"] == f"the model of {hf}"
+
+
+def test_what_cannot_be_begun_with_is_refused(data, trained, tmp_path):
+    def refused(error, match, path, *overrides, **options):
+        with pytest.raises(error, match=match):
+            run(started(data, tmp_path / "refused", path, *overrides, **options))
+        assert not list(tmp_path.glob("refused/checkpoints/step*"))
+
+    refused(CheckpointError, "no such file", tmp_path / "absent")
+    refused(CheckpointError, "weights only", trained / "hf", state=True)
+    refused(CheckpointError, r"missing.*start\.path", trained / "hf", "model.num_layers=3")
+    refused(CheckpointError, r"optimizer\.kind was adamw", trained / "run", "optimizer.kind=sgd", state=True)
+    write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron")
+    refused(CheckpointError, "groundup convert", tmp_path / "megatron")
+    write_huggingface(tiny_model("gpt2"), tmp_path / "other-tokenizer")
+    model = ("model.num_heads=4", "model.ffn_size=48", "model.max_sequence_length=64")
+    refused(ConfigError, "tokens build", tmp_path / "other-tokenizer", *model)
+    with pytest.raises(ConfigError, match=re.escape("start.state goes with start.path")):
+        make_config(data, tmp_path / "x", "start.state=true")

@@ -1,0 +1,158 @@
+"""``groundup verify convert`` takes a model through every format, and finds what a writer does wrong."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from groundup.checkpoint.huggingface import open_huggingface, write_huggingface
+from groundup.checkpoint.huggingface_config import config_json
+from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.megatron import write as megatron_write
+from groundup.checkpoint.stored import StoredModel, stored_of
+from groundup.cli.app import run
+from groundup.core.errors import CheckpointError, ConfigError, MachineError
+from groundup.models import build_model
+from groundup.tokens.tokenizer import load_tokenizer
+from groundup.verify import convert
+from groundup.verify.convert import Converted, verify_convert
+from tests.models_for_tests import MODELS
+from tests.tiny import tiny_model
+
+NUM_PATHS = 10
+REFERENCES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
+
+
+def verified(stored: StoredModel, scratch: Path) -> dict[str, Converted]:
+    written: list[float] = []
+    found = {one.path: one for one in verify_convert(stored, scratch, on_write=written.append)}
+    assert sum(written) > 0
+    assert not list(scratch.iterdir())  # each copy goes when it is done with
+    return found
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    found = verified(stored_of(tiny_model(name)), tmp_path)
+    assert len(found) == NUM_PATHS
+    assert "hf > native > megatron 2x2 > native > hf" in found
+    for one in found.values():
+        assert one.is_right, one
+        assert not one.omitted
+        assert one.parity is not None
+        if one.path == "hf, computed by transformers":
+            assert one.bits_equal is None
+            assert one.parity.max_difference < 1e-4
+        else:
+            assert one.bits_equal
+            assert one.parity.max_difference == 0
+
+
+def test_sizes_that_do_not_divide_are_written_whole(tmp_path: Path) -> None:
+    config = dataclasses.replace(MODELS["gpt2"], num_layers=3, num_heads=1)
+    model = tiny_model("gpt2")
+    loaded = LoadedModel(
+        config=config, model=build_model(config).eval(), tokenizer=model.tokenizer, source=Path("odd")
+    )
+    for parameter in loaded.model.parameters():
+        torch.nn.init.normal_(parameter)
+    found = verified(stored_of(loaded), tmp_path)
+    assert [path for path in found if path.startswith("megatron")] == [
+        "megatron legacy 1x1", "megatron core 1x1", "megatron core-fused 1x1",
+    ]  # fmt: skip
+    assert all(one.is_right for one in found.values())
+
+
+@pytest.mark.parametrize("change", ["negated", "swapped"])
+def test_a_writer_at_fault_is_found(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = megatron_write._Piece.__call__
+
+    def sabotaged(self: Any) -> Tensor:
+        tensor = original(self)
+        if change == "negated" and self.rule.theirs.endswith("layers.1.mlp.linear_fc2.weight"):
+            return tensor.clone().index_copy_(0, torch.tensor([3]), -tensor[3:4])
+        if change == "swapped" and self.rule.theirs.endswith("linear_qkv.weight") and self.tp == 2:
+            return tensor.flip(0)
+        return tensor
+
+    monkeypatch.setattr(megatron_write._Piece, "__call__", sabotaged)
+    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    wrong = {path for path, one in found.items() if not one.is_right}
+    everything = {path for path in found if "megatron" in path}
+    assert wrong == (everything if change == "negated" else everything - {"megatron legacy 1x1"})
+    assert found["megatron core 2x2"].bits_equal is False
+    assert "came back different" in found["megatron core 2x2"].problem
+
+
+def test_a_config_at_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal weights do not make an equal model."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(
+        "groundup.checkpoint.huggingface.config_json",
+        lambda config: {**config_json(config), "rms_norm_eps": 0.3},
+    )
+    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    assert found["hf"].bits_equal
+    assert not found["hf"].is_right
+    assert not found["hf, computed by transformers"].is_right
+    assert found["native"].is_right
+
+
+def test_a_refusal_is_no_fault_but_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConfigError("megatron knows no such positions", where="command line")
+
+    monkeypatch.setattr(convert, "write_megatron", refuse)
+    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    assert all(one.is_right for one in found.values())
+    assert found["megatron core 2x2"].omitted == "refused: megatron knows no such positions"
+    assert sum(bool(one.omitted) for one in found.values()) == 5
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(MachineError, match=r"through every format needs 0\.07 GB and the disk has 0\.00 GB"):
+        verified(stored_of(tiny_model("gpt2")), tmp_path)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_megatrons_own_checkpoints(name: str, shared_data: Path, tmp_path: Path) -> None:
+    folder = shared_data.parent / "reference" / "megatron" / "checkpoints" / name
+    if not folder.is_dir():
+        pytest.skip(f"no sample at {folder}")
+    from groundup.checkpoint.megatron.read import open_megatron
+
+    stored = open_megatron(folder, tokenizer=load_tokenizer("bytes"), vocab_size=600, moments=True)
+    assert all(one.is_right and not one.omitted for one in verified(stored, tmp_path).values())
+
+
+def test_the_table_and_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    command = ["verify", "convert", str(tmp_path / "hf"), "--scratch", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        run(command)
+    assert not ended.value.code
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["path", "logits", "top-1", "weights", "verdict"]
+    assert len(lines) == 1 + NUM_PATHS
+    assert all(line.endswith("right") for line in lines[1:])
+    monkeypatch.setattr(convert, "open_stored", lambda *_, **__: open_huggingface(tmp_path / "other"))
+    write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "other")
+    with pytest.raises(
+        CheckpointError, match=r"not the same model after conversion: hf; hf, 3 shards; .*native"
+    ):
+        run(command)
+    assert "DIFFER  WRONG embed.positions.weight, " in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="absent is no folder"):
+        run([*command[:-1], str(tmp_path / "absent")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "other"]
