@@ -1,22 +1,18 @@
 """The commands of docs/guides/conversion.md and the conversions of examples/ run as they stand."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from groundup.checkpoint.huggingface import write_huggingface
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.open import open_stored
+from tests.guides import ROOT, blocks, commands, run, shell
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import tiny_model, tiny_tokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs/guides/conversion.md").read_text()
+GUIDE = "docs/guides/conversion.md"
 
 
 @pytest.fixture
@@ -43,33 +39,12 @@ def give_optimizer(content):
     with_optimizer(content, half=False, step=7)
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
-
-
-def run(command, folder):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env={**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def require(done):
-    assert done.returncode == 0, (done.args, done.stderr[-3000:])
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_every_command_runs(folder):
     pytest.importorskip("transformers")
-    commands = [line for block in blocks("bash") for line in block.splitlines()]
-    assert len(commands) == 9
-    printed = {command: require(run(command, folder)) for command in commands}
+    lines = commands(GUIDE)
+    assert len(lines) == 9
+    printed = {line: run(line, folder) for line in lines}
     for command, out in printed.items():
         if command.startswith("groundup convert"):
             assert "largest difference of logits 0.0e+00, top-1 agreement 100.0%" in out
@@ -83,9 +58,9 @@ def test_every_command_runs(folder):
 @pytest.mark.slow
 def test_what_is_shown_is_what_is_printed(folder):
     pytest.importorskip("transformers")
-    for block in blocks("console"):
+    for block in blocks(GUIDE, "console"):
         command, *shown = block.removeprefix("$ ").splitlines()
-        out = require(run(command, folder)).splitlines()
+        out = run(command, folder).splitlines()
         assert len(out) == len(shown)
         for line, expected in zip(out, shown, strict=True):
             pattern = re.escape(re.sub(" +", " ", expected)).replace(r"\.\.\.", ".*")
@@ -94,20 +69,21 @@ def test_what_is_shown_is_what_is_printed(folder):
 
 @pytest.mark.slow
 def test_the_examples_run(folder):
-    out = require(run(f"bash {ROOT}/examples/gpt2-from-megatron.sh checkpoints/gpt2 one", folder))
+    out = run(f"bash {ROOT}/examples/gpt2-from-megatron.sh checkpoints/gpt2 one", folder)
     assert out.count("largest difference of logits 0.0e+00") == 2
     assert "The harbour" in out
     command = f"bash {ROOT}/examples/gpt2-from-megatron.sh checkpoints/gpt2 two codeparrot-tokenizer"
-    require(run(command, folder))
+    run(command, folder)
     assert open_stored(folder / "two" / "hf").config == open_stored(folder / "one" / "hf").config
     command = f"bash {ROOT}/examples/llama-through-megatron.sh llama-hf there 2 2 40KB"
-    assert require(run(command, folder)).count("largest difference of logits 0.0e+00") == 2
+    assert run(command, folder).count("largest difference of logits 0.0e+00") == 2
     assert len(list((folder / "there" / "hf").glob("*.safetensors"))) > 1
-    assert run(f"bash {ROOT}/examples/llama-through-megatron.sh absent other", folder).returncode == 1
+    assert shell(f"bash {ROOT}/examples/llama-through-megatron.sh absent other", folder).returncode == 1
 
 
 def test_the_messages_that_are_explained_exist():
     """Each message's words are in the code; figures and names of one case may differ."""
+    guide = (ROOT / GUIDE).read_text()
     source = "\n".join(path.read_text() for path in sorted((ROOT / "src/groundup").rglob("*.py")))
     for words in (
         "tensor-parallel ranks times", "its ranks are of different checkpoints: the", "(there is ",
@@ -116,4 +92,4 @@ def test_the_messages_that_are_explained_exist():
         "is not empty and is not an earlier export", "GB and the disk has", "its pickle wants to call",
     ):  # fmt: skip
         assert words in source
-        assert words in GUIDE
+        assert words in guide

@@ -1,17 +1,15 @@
 """The commands of docs/guides/stability.md run as they stand, and print what is shown."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from groundup.core.config import to_yaml
+from tests.guides import blocks, commands, run, shell
 from tests.runs import make_config, make_data
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs/guides/stability.md").read_text()
+GUIDE = "docs/guides/stability.md"
 
 
 @pytest.fixture(scope="module")
@@ -24,37 +22,20 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.DOTALL | re.MULTILINE)
-
-
-def run(command, folder):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 @pytest.mark.slow
 def test_every_command_runs(folder):
-    commands = [line for block in blocks("bash") for line in block.splitlines()]
-    assert len(commands) == 8
-    for command in commands:
-        done = run(command, folder)
-        assert done.returncode == 0, (command, done.stderr[-3000:])
+    lines = commands(GUIDE)
+    assert len(lines) == 8
+    for line in lines:
+        run(line, folder)
 
 
 @pytest.mark.slow
 def test_what_is_shown_is_what_is_printed(folder):
-    (block,) = blocks("console")
+    (block,) = blocks(GUIDE, "console")
     for session in block.split("$ ")[1:]:
         command, *shown = session.splitlines()
-        done = run(command, folder)
+        done = shell(command, folder)
         assert done.returncode == (1 if "train" in command else 0), done.stderr[-3000:]
         pattern = ".*".join(re.escape(line).replace(r"\.\.\.", ".*") for line in shown)
         assert re.search(pattern, done.stdout + done.stderr, re.DOTALL), (

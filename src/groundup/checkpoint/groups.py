@@ -9,6 +9,7 @@ would count twice.
 import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.parts import Box, Held, part_of
+from groundup.checkpoint.parts import Box, Held, Part, part_of
 from groundup.checkpoint.safetensors_file import DTYPES, bytes_of, read_header
 from groundup.checkpoint.stored import StoredTensor
 from groundup.core.errors import CheckpointError
@@ -25,6 +26,7 @@ from groundup.models import ModelConfig
 
 PARTS = "parts.json"
 _BUFFER_BYTES = 8 << 20
+_READERS = 4
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -159,10 +161,15 @@ def load_into(group: Group, tensors: Iterable[tuple[str, Tensor]], config: Model
         raise CheckpointError(
             f"does not fit the {group.name}: {'; '.join(sorted(problems)[:8])}{more}", where=group.folder
         )
-    for name, part in parts:
+
+    def fill(name: str, part: Part) -> None:
         part.padding.zero_()
         if part.held.box.size:
             group.read_into(name, part.held.box, part.values)
+
+    with ThreadPoolExecutor(_READERS) as readers:  # one alone keeps neither the disk nor the memory busy
+        for done in [readers.submit(fill, name, part) for name, part in parts]:
+            done.result()
 
 
 def file_name(group: str, rank: int, num_ranks: int) -> str:

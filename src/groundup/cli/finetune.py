@@ -19,7 +19,7 @@ def finetune(
     """Train a model further, from the weights in a folder: `groundup train` with start.path=MODEL.
 
     The architecture is the model's; everything else is given as for `groundup train`. The data must be
-    tokenized with the model's own tokenizer, which its folder holds.
+    tokenized with the model's own tokenizer, which the folder holds too.
 
     For example:
 

@@ -19,6 +19,7 @@ from groundup.tokens.tokenizers.merges import merges_as_ranks
 from groundup.tokens.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from groundup.tokens.tokenizers.tiktoken_ranks import is_rank_file, named_encoding, read_rank_file
 
+_OF_CHECKPOINTS = ("tokenizer", "checkpoints/latest/tokenizer")
 _ENDS_OF_DOCUMENT = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -88,6 +89,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
             - a folder with ``tokenizer.json``, with GPT-2's two files (``vocab.json`` and ``merges.txt``,
               also as ``gpt2-vocab.json`` and ``gpt2-merges.txt``, ``encoder.json`` and ``vocab.bpe``), or
               with ``tokenizer.model``; of several the first of these;
+            - a run folder or a checkpoint, which has such a folder within;
             - a ``tokenizer.json``, a SentencePiece ``tokenizer.model``, or a file of tiktoken's ranks
               (``.tiktoken``, Llama 3's ``tokenizer.model``);
             - ``gpt2`` (also ``GPT2BPETokenizer``): from this machine, else downloaded once and verified;
@@ -126,9 +128,10 @@ def load_gpt2_files(vocab_file: Path, merge_file: Path) -> Tokenizer:
 
 def _tokenizer_in(folder: Path) -> tuple[Path, ...] | None:
     """The file or the two files of the tokenizer in a folder."""
-    for names in (("tokenizer.json",), *NAMES, ("tokenizer.model",)):
-        if all((folder / name).is_file() for name in names):
-            return tuple(folder / name for name in names)
+    for place in (folder, *(folder / within for within in _OF_CHECKPOINTS)):
+        for names in (("tokenizer.json",), *NAMES, ("tokenizer.model",)):
+            if all((place / name).is_file() for name in names):
+                return tuple(place / name for name in names)
     return None
 
 

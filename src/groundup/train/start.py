@@ -85,13 +85,8 @@ def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
             f"the data was tokenized with {tokenizer.fingerprint}, the model's tokenizer is"
             f" {stored.tokenizer.fingerprint}",
             where=stored.source,
-            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {_folder(stored)}",
+            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {stored.source}",
         )
-
-
-def _folder(stored: StoredModel) -> Path:
-    within = store.tokenizer_dir(stored.source)
-    return within if within.is_dir() else stored.source
 
 
 def _begin_average(state: TrainState) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from groundup.checkpoint.huggingface import write_stored
 from groundup.checkpoint.megatron.names import Naming
+from groundup.checkpoint.megatron.rope import why_not_legacy
 from groundup.checkpoint.megatron.vocabulary import padded_rows
 from groundup.checkpoint.megatron.write import require_divides, write_megatron
 from groundup.checkpoint.megatron.write_moments import why_without_moments
@@ -171,9 +172,10 @@ def _circle(stored: StoredModel, original: Reference, scratch: Path, on_write: O
     """From Hugging Face's format to ours, to Megatron-LM's, and back: the last file must be the first."""
     tp, pp = largest_degrees(stored.config)
     name = f"hf > native > megatron {tp}x{pp} > native > hf"
+    naming: Naming = "core" if why_not_legacy(stored.config) else "legacy"
     steps: tuple[Callable[..., object], ...] = (
         write_native,
-        partial(write_megatron, tp=tp, pp=pp),
+        partial(write_megatron, tp=tp, pp=pp, naming=naming),
         write_native,
         write_stored,
     )

@@ -258,6 +258,14 @@ def test_too_little_text_says_how_far_it_reached(texts: list[str]) -> None:
         train_tokenizer(texts, vocab_size=256)
 
 
+@pytest.mark.parametrize("within", ["tokenizer", "checkpoints/latest/tokenizer"])
+def test_a_checkpoint_and_a_run_hold_one(small_tokenizer: Tokenizer, tmp_path: Path, within: str) -> None:
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        load_tokenizer(tmp_path)
+    small_tokenizer.save(tmp_path / within)
+    assert load_tokenizer(tmp_path).fingerprint == small_tokenizer.fingerprint
+
+
 def test_padding() -> None:
     assert [padded_vocab_size(size) for size in (1, 128, 129, 50257)] == [128, 128, 256, 50304]
     assert padded_vocab_size(50257, 256) == 50432

@@ -189,7 +189,7 @@ def args_of(
     """The arguments by which Megatron-LM builds this model and accepts its checkpoint.
 
     Raises:
-        CheckpointError: It has no such scaling of rotary positions.
+        ConfigError: It has no such scaling of rotary positions.
     """
     llama = isinstance(config, LlamaConfig)
     fused = isinstance(config, GPT2Config) and config.activation == "gelu_tanh"

@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.core.errors import CheckpointError
+from groundup.checkpoint.megatron.names import Naming
+from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling
 
+_LEGACY_BASE = 10000.0
 _FACTOR = 8.0  # where the args have none: until 2024 it could not be chosen
 _NOT_OBEYED = (
     "%s: %s = %s: some versions of Megatron-LM take this argument and do not hand it to their model"
@@ -49,11 +51,38 @@ def read_rope_scaling(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
     return {"kind": "llama3", "factor": factor}
 
 
+def why_not_legacy(config: ModelConfig) -> str:
+    """Why a legacy model of Megatron-LM's would compute something else; empty where it would not.
+
+    Its rotary positions have base 10,000 and no scaling but the linear one: neither ``rotary_base`` nor
+    ``use_rope_scaling`` is handed to it (megatron/legacy/model/language_model.py, 00caa53).
+    """
+    if not isinstance(config, LlamaConfig):
+        return ""
+    if isinstance(config.rope_scaling, Llama3RopeScaling):
+        return "Megatron-LM's legacy models know no Llama 3.1 scaling of rotary positions"
+    if config.rope_base != _LEGACY_BASE:
+        return (
+            f"rope_base is {config.rope_base:g}, and Megatron-LM's legacy models know {_LEGACY_BASE:g} only"
+        )
+    return ""
+
+
+def require_rope(config: ModelConfig, naming: Naming) -> None:
+    """Refuses rotary positions that the Megatron-LM of these names would get wrong without a word.
+
+    Raises:
+        ConfigError: Says why.
+    """
+    if naming == "legacy" and (reason := why_not_legacy(config)):
+        raise ConfigError(reason, where="command line", fix="Write the newer names: --names core.")
+
+
 def rope_scaling_args(config: ModelConfig) -> dict[str, Any]:
     """The arguments of a model's scaling.
 
     Raises:
-        CheckpointError: They cannot say it: names what.
+        ConfigError: They cannot say it: names what.
     """
     none = {"rotary_seq_len_interpolation_factor": None, "use_rope_scaling": False}
     scaling = config.rope_scaling if isinstance(config, LlamaConfig) else NoRopeScaling()
@@ -71,8 +100,9 @@ def rope_scaling_args(config: ModelConfig) -> dict[str, Any]:
     return {**none, "use_rope_scaling": True, "rope_scaling_factor": scaling.factor}
 
 
-def _cannot_say(name: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(
+def _cannot_say(name: str, value: Any, expected: str) -> ConfigError:
+    return ConfigError(
         f"rope_scaling.{name} = {value} cannot be written for Megatron-LM, only {expected}",
+        where="command line",
         fix="Write the native format or Hugging Face's.",
     )

@@ -24,6 +24,7 @@ from groundup.checkpoint.megatron.names import (
     rules,
     with_layer,
 )
+from groundup.checkpoint.megatron.rope import require_rope
 from groundup.checkpoint.megatron.tokenizer import FOLDER
 from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, padded_rows
 from groundup.checkpoint.megatron.write_moments import (
@@ -75,13 +76,15 @@ def write_megatron(
         on_write: Told the bytes of the model as they are written.
 
     Raises:
-        ConfigError: The model does not divide into ``tp`` or ``pp``.
+        ConfigError: The model does not divide into ``tp`` or ``pp``, or Megatron-LM would compute its rotary
+            positions otherwise.
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
         MachineError: The disk is too small or the files cannot be written.
     """
     stored = with_biases(stored)
     config = stored.config
     require_divides(config, tp=tp, pp=pp)
+    require_rope(config, naming)
     multiple = int(stored.megatron_args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE)
     rows = padded_rows(config.vocab_size, tp, multiple)
     dtype = next(iter(stored.weights.values())).dtype

@@ -3,8 +3,9 @@
 Parameters are numbered in the order in which Megatron-LM's modules name them, first those with weight decay
 (``get_param_groups`` in megatron/optimizer/__init__.py); in 16-bit training the weights in fp32 stand beside
 the state (``Float16OptimizerWithFloat16Params.state_dict`` in megatron/optimizer/optimizer.py). Both apex's
-and PyTorch's Adam load it: the one wants the number of updates by group, the other by parameter. Source:
-992da75. Of the newer megatron.core the order is not vouched for, so nothing is written under its names.
+and PyTorch's Adam load it: the one wants the number of updates by group, the other by parameter. So it is
+in the last versions with legacy modules; of the newer megatron.core the order is not vouched for, so nothing
+is written under its names.
 """
 
 from collections.abc import Mapping

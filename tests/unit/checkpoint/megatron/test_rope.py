@@ -10,7 +10,7 @@ import torch
 
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.stored import load
-from groundup.core.errors import CheckpointError
+from groundup.core.errors import CheckpointError, ConfigError
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling, RopeScaling
 from tests.megatron_files import edit, rank_files, write_checkpoint
 from tests.tiny import tiny_model
@@ -46,7 +46,7 @@ def scaled(scaling: RopeScaling) -> Any:
     ],
 )
 def test_scalings_are_told_in_args(scaling: RopeScaling, args: dict[str, Any], tmp_path: Path) -> None:
-    write_checkpoint(scaled(scaling), tmp_path / "out")
+    write_checkpoint(scaled(scaling), tmp_path / "out", naming="core")
     written = args_of(tmp_path / "out")
     assert {key: written[key] for key in args} == args
     assert open_megatron(tmp_path / "out").config == scaled(scaling).config
@@ -96,9 +96,28 @@ def test_their_args_are_read(
     ],
 )
 def test_what_their_args_cannot_say_is_refused(scaling: RopeScaling, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        write_checkpoint(scaled(scaling), tmp_path / "out")
+    with pytest.raises(ConfigError, match=message):
+        write_checkpoint(scaled(scaling), tmp_path / "out", naming="core")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rope_scaling": Llama3RopeScaling(factor=8)}, "no Llama 3.1 scaling"),
+        ({"rope_base": 500000.0}, "rope_base is 500000, and .* know 10000 only"),
+    ],
+)
+def test_what_legacy_models_would_ignore_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    ours = tiny_model("llama")
+    ours = dataclasses.replace(ours, config=dataclasses.replace(ours.config, **change))
+    with pytest.raises(ConfigError, match=message):
+        write_checkpoint(ours, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    write_checkpoint(ours, tmp_path / "out", naming="core")
+    assert open_megatron(tmp_path / "out").config == ours.config
 
 
 def test_two_scalings_at_once_are_refused(tmp_path: Path) -> None:
