@@ -23,7 +23,7 @@ from typing import Any
 
 import orjson
 import torch
-from processes import describe_machine, wait_for_idle_cpu
+from processes import describe_machine, touch_memory, wait_for_idle_cpu
 from safetensors.torch import load_file, save_file
 
 from groundup.checkpoint import store
@@ -146,14 +146,6 @@ def measure_files(
         name: {what: [size / took / 1e9 for took in found] for what, found in entries.items()}
         for name, entries in seconds.items()
     }
-
-
-def touch_memory(size: int) -> None:
-    """Uses memory and frees it: a virtual machine may have given what was free back to its host.
-
-    To get it again takes longer than to write to it, and would fall on whoever comes next.
-    """
-    torch.empty(size, dtype=torch.uint8).fill_(1)
 
 
 def files_of(folder: Path) -> Iterator[Path]:
@@ -311,6 +303,7 @@ def main() -> None:
         num_heads=12,
         ffn_size=3072,
     )
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as scratch:
         folder = Path(scratch)
         data, tokenizer = make_data(folder)

@@ -9,7 +9,7 @@ S (n - 1) / n, a message its size. Writes ``results/communication.json`` and ``r
 Formulas, for P weights of 4 bytes, a stream of s = 4 B T D bytes a micro-batch, m micro-batches, L layers:
 
 - data parallelism and ZeRO 1: 2 P (n - 1) / n once a step; ZeRO 2 the scattered half for each micro-batch
-  (Rajbhandari et al. 2019, arXiv:1910.02054, section 7);
+  (Rajbhandari et al. 2019, arXiv:1910.02054, section 7); gradients in bf16 count half;
 - ZeRO 3: gathered in the forward and the backward pass and scattered: 3 P (n - 1) / n for each micro-batch;
   what no layer has (embedding, final norm, head) is gathered once for both;
 - tensor with sequence parallelism: 4 gathers and 4 scatters of s for each layer and micro-batch (Korthikanti
@@ -38,6 +38,7 @@ RESULTS_DIR = Path(__file__).parent / "results"
 LAYERS, WIDTH, LENGTH, VOCABULARY = 4, 64, 64, 384
 MICRO_BATCH, MICRO_BATCHES = 2, 4
 LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "pp2", "cp2", "tp4", "pp4", "tp2-pp2")
+IN_BF16 = ("dp2", "dp2-zero3")  # also with gradients added up in bf16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,13 +114,16 @@ def expected(layout: Any, model: Any) -> float:
     n = layout.dp * layout.cp
     m = MICRO_BATCHES / layout.dp
     share, of_tensors = (n - 1) / n, (layout.tp - 1) / layout.tp
+    scattered = 0.5 if layout.reduce_dtype == "bf16" else 1  # of the bytes of weights
     total = 0.0
     if n > 1 and layout.zero == 3:
-        total += (3 * m * of_layers + 2 * m * ends) * share
+        total += ((2 * of_layers + ends) + scattered * weights) * m * share
     elif n > 1 and layout.zero == 2:
-        total += (1 + m) * weights * share
+        total += (1 + scattered * m) * weights * share
+    elif n > 1 and layout.zero == 1:
+        total += (1 + scattered) * weights * share
     elif n > 1:
-        total += 2 * weights * share
+        total += 2 * scattered * weights * share
     total += (8 * LAYERS / layout.pp + 4 / layout.pp) * m * stream * of_tensors
     if layout.pp > 1:
         total += 2 * m * stream / layout.tp * (layout.pp - 1) / layout.pp
@@ -143,8 +147,10 @@ def main() -> None:
         ffn_size=4 * WIDTH,
     )
     found = []
-    for name in LAYOUTS:
-        layout = parse_layout(name)
+    layouts = {name: parse_layout(name) for name in LAYOUTS}
+    for name in IN_BF16:
+        layouts[f"{name}, bf16"] = dataclasses.replace(layouts[name], reduce_dtype="bf16")
+    for name, layout in layouts.items():
         with tempfile.TemporaryDirectory() as folder:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -156,7 +162,7 @@ def main() -> None:
         calls = max(count["calls"] for count in counts)
         traffic = Traffic(layout=name, calls=calls, sent=sent, formula=expected(layout, model))
         print(
-            f"{name:12} {traffic.sent / 1e3:10.1f} kB, formula {traffic.formula / 1e3:10.1f} kB,"
+            f"{name:15} {traffic.sent / 1e3:10.1f} kB, formula {traffic.formula / 1e3:10.1f} kB,"
             f" {traffic.sent / traffic.formula:.3f}x, {calls} calls",
             file=sys.stderr,
         )

@@ -8,20 +8,21 @@ checksums and synced to the disk; ``groundup convert`` reads back and compares l
 the same tensors: ``safetensors`` loads and saves the file and syncs it, ``transformers`` loads and saves the
 model (it does not sync). Rows take turns in each repetition. Peak memory is that of the process; mapped
 files, which the system takes back when it needs it, are told apart. The model goes in a circle, and must be
-the first byte for byte.
+the first byte for byte. Results: ``results/convert.json`` and ``results/convert.md``, a section a size.
 """
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from processes import describe_machine, touch_memory
 
 from groundup.checkpoint.huggingface import write_stored
 from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes
@@ -29,6 +30,7 @@ from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer import load_tokenizer
 
+RESULTS_DIR = Path(__file__).parent / "results"
 _INTERVAL_SECONDS = 0.02
 _COPIES = 4
 _SEVEN_B = {"layers": 32, "hidden": 4096, "ffn": 11008, "vocab": 32000}  # Llama 2 7B
@@ -85,7 +87,7 @@ _BASELINES: list[_Row] = [
 
 
 def main() -> None:
-    """Makes the model, converts it in a circle beside the baselines, prints one JSON record each."""
+    """Makes the model, converts it in a circle beside the baselines, and writes the results."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -123,6 +125,7 @@ def main() -> None:
         for _ in range(arguments.repeat or (1 if arguments.seven_b else 3)):
             for name, program, source, target, settings in rows:
                 command = [sys.executable, *program, str(folder / source), str(folder / target), *settings]
+                touch_memory(2 * size_bytes)
                 found[name].append(measured(command))
                 if source != "first":
                     shutil.rmtree(folder / source)
@@ -131,11 +134,11 @@ def main() -> None:
                     shutil.rmtree(folder / target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    records = []
     for name, runs in found.items():
         seconds = [run[0] for run in runs]
         record = {
             "what": name,
-            "model_gb": round(size_bytes / 1e9, 3),
             "seconds": round(statistics.median(seconds), 2),
             "seconds_range": [round(min(seconds), 2), round(max(seconds), 2)],
             "gb_per_second": round(size_bytes / 1e9 / statistics.median(seconds), 3),
@@ -143,11 +146,56 @@ def main() -> None:
             "peak_without_mapped_files_gb": round(max(run[2] for run in runs) / 1e6, 3),
             "repetitions": len(runs),
         }
-        print(json.dumps(record), flush=True)
-    print(
-        json.dumps({"round_trip_is_byte_identical": same, "cpus": os.cpu_count(), "torch": torch.__version__})
+        records.append(record)
+    _write_results(
+        f"{size_bytes / 2e9:.1f}B",
+        {
+            "machine": describe_machine("torch", "safetensors"),
+            "model_gb": round(size_bytes / 1e9, 3),
+            "round_trip_is_byte_identical": same,
+            "rows": records,
+        },
     )
     sys.exit(not same)
+
+
+def _write_results(size: str, measured_now: dict[str, Any]) -> None:
+    """Adds a size to the results, or replaces it."""
+    file = RESULTS_DIR / "convert.json"
+    results = json.loads(file.read_text()) if file.exists() else {}
+    results[size] = measured_now
+    file.write_text(json.dumps(results, indent=2) + "\n")
+    lines = [
+        "# Conversions of a random Llama in bfloat16",
+        "",
+        "Each row is a process with all its imports. `written` ends with checksums and fsync; `groundup"
+        " convert` reads back and compares logits too. Medians; in brackets the range.",
+    ]
+    for size, result in results.items():
+        machine = ", ".join(f"{key} {value}" for key, value in result["machine"].items())
+        equal = "is the first byte for byte" if result["round_trip_is_byte_identical"] else "DIFFERS"
+        lines += [
+            "",
+            f"## {size} parameters, {result['model_gb']} GB",
+            "",
+            f"{machine}. After the circle the file of weights {equal}.",
+            "",
+            "| | s | GB/s | peak memory, GB | of it not mapped files, GB |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {row['what']} | {row['seconds']}{_range(row)} | {row['gb_per_second']}"
+                f" | {row['peak_resident_gb']} | {row['peak_without_mapped_files_gb']} |"
+                for row in result["rows"]
+            ),
+        ]
+    report = "\n".join(lines) + "\n"
+    (RESULTS_DIR / "convert.md").write_text(report)
+    print(report)
+
+
+def _range(row: dict[str, Any]) -> str:
+    low, high = row["seconds_range"]
+    return f" ({low} to {high})" if row["repetitions"] > 1 else ""
 
 
 def make(config: LlamaConfig, folder: Path) -> None:

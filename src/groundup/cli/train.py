@@ -92,8 +92,8 @@ def train(
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
     from groundup.core.log import also_to_file
+    from groundup.parallel.feasible import require_layout
     from groundup.parallel.launch import run_ranks
-    from groundup.parallel.layout import require_layout
 
     world_size = config.layout.num_ranks
     require_layout(  # once, before anything starts

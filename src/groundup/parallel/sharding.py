@@ -7,12 +7,15 @@ there is one engine for all stages.
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from groundup.models import Model
 from groundup.parallel.layout import Layout
+
+_REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None:
@@ -24,11 +27,12 @@ def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) ->
         mesh: With the axes "replicate" and "shard".
     """
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
+    policy = MixedPrecisionPolicy(reduce_dtype=_REDUCE_DTYPES[layout.reduce_dtype])
     for part in parts:
         for layer in part.layers.values():
-            fully_shard(layer, mesh=over, reshard_after_forward=layout.zero == 3)
+            fully_shard(layer, mesh=over, reshard_after_forward=layout.zero == 3, mp_policy=policy)
         # The root holds the embedding and the head, whose weight the loss uses after the forward pass.
-        fully_shard(part, mesh=over, reshard_after_forward=False)
+        fully_shard(part, mesh=over, reshard_after_forward=False, mp_policy=policy)
 
 
 def synchronise_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None:

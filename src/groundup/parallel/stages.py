@@ -1,34 +1,32 @@
 """Which layers each stage of a pipeline has, and which stages each rank."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from groundup.parallel.layout import Layout, PipelineConfig
+from groundup.parallel.layout import Layout, PipelineConfig
 
 _INTERLEAVED = ("interleaved", "interleaved-zero-bubble")
 
 
-def stages_per_rank(pipeline: "PipelineConfig") -> int:
+def stages_per_rank(pipeline: PipelineConfig) -> int:
     """Stages that each rank has under a schedule: one, or two or more where they are interleaved."""
     if pipeline.schedule == "zbv":
         return 2
     return pipeline.stages_per_rank or 2 if pipeline.schedule in _INTERLEAVED else 1
 
 
-def backward_is_split(layout: "Layout") -> bool:
+def backward_is_split(layout: Layout) -> bool:
     """Whether gradients of activations and of weights are computed apart, so that no rank waits."""
     return layout.pp > 1 and layout.pipeline.schedule in ("zbv", "interleaved-zero-bubble")
 
 
-def stages_of_rank(pipeline: "PipelineConfig", pp: int, rank: int) -> list[int]:
+def stages_of_rank(pipeline: PipelineConfig, pp: int, rank: int) -> list[int]:
     """Numbers of a rank's stages: every pp-th, or for ``zbv`` there and back again as a V."""
     if pipeline.schedule == "zbv":
         return [rank, 2 * pp - 1 - rank]
     return [rank + pp * turn for turn in range(stages_per_rank(pipeline))]
 
 
-def stage_reasons(layout: "Layout", *, num_layers: int, num_micro_batches: int) -> list[str]:
+def stage_reasons(layout: Layout, *, num_layers: int, num_micro_batches: int) -> list[str]:
     """Why a model's layers or a step's micro-batches cannot be pipelined so; a sentence each, or none.
 
     Args:

@@ -18,9 +18,9 @@ from groundup.core.progress import human_count
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import parallelize
+from groundup.parallel.feasible import require_layout
 from groundup.parallel.launched import launched
 from groundup.parallel.layout import describe as describe_layout
-from groundup.parallel.layout import require_layout
 from groundup.parallel.materialise import materialise
 from groundup.parallel.team import Team, assemble
 from groundup.tokens.samples.dataset import Samples
