@@ -123,6 +123,25 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dp", [2, pytest.param(4, marks=pytest.mark.exhaustive)])
+def test_every_factorization_of_the_global_batch_is_the_same_step(
+    data: Path, tmp_path: Path, dp: int
+) -> None:
+    """Eight samples as micro-batch x accumulation x dp."""
+    alone = _curve(run(_config(data, tmp_path / "alone", layout=Layout())))
+    sizes = [size for size in (1, 2, 4) if size * dp <= 8]
+    configs = [
+        _config(data, tmp_path / str(size), f"micro_batch_size={size}", layout=Layout(dp=dp))
+        for size in sizes
+    ]
+    train_on_ranks(dp, configs, tmp_path)
+    for config in configs:
+        curve = _curve(_records(config.run_dir))
+        for step, expected in alone.items():
+            assert curve[step] == pytest.approx(expected, rel=1e-6), (config.micro_batch_size, step)
+
+
+@pytest.mark.slow
 def test_documents_that_cross_the_borders_of_ranks_are_kept_apart(data: Path, tmp_path: Path) -> None:
     model, all_for_training = MODELS["llama"], ("data.split='1'", "validation.interval=0")
     apart = (*all_for_training, "data.mask_documents=true")
