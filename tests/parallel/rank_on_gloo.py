@@ -15,6 +15,7 @@ import torch.distributed as dist
 from groundup.parallel.hang_watch import HangConfig, hang_watch
 from groundup.parallel.last_words import record_failure
 from groundup.parallel.whereabouts import FOLDER_VARIABLE, progress_note
+from groundup.train.interruption import Interruption
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 os.environ.setdefault(FOLDER_VARIABLE, str(folder))
@@ -61,7 +62,7 @@ def steps(number, seconds):
 try:
     dist.init_process_group("gloo")
     if how in ("raise", "destroy", "kill", "exit"):
-        with hang_watch(HangConfig()):
+        with Interruption(), hang_watch(HangConfig()):  # as in training: torchrun's SIGTERM may come first
             steps(20, 0)
     else:
         with hang_watch(HangConfig(seconds=2)):

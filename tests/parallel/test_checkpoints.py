@@ -147,7 +147,7 @@ def test_every_layout_loads_what_every_other_saved(
             data,
             tmp_path,
             "global_batch_size=8",
-            "micro_batch_size=1",
+            "data.split=98,1,1",
             "optimizer.lr=0.01",
             f"checkpoint.interval={SAVED}",
             f"num_steps={STEPS}",

@@ -24,7 +24,7 @@ MODELS = {
     "qwen2-tied": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=1, tied_embedding=True, qkv_bias=True),
 }
 NUM_STEPS = 4
-VALIDATE = ("data.split=94,3,3", "validation.interval=2", "validation.num_batches=5")
+VALIDATE = ("data.split=96,2,2", "validation.interval=2")
 SGD = ("optimizer.kind=sgd", "optimizer.lr=0.3", "clip_grad_norm=1.0")
 
 
@@ -81,11 +81,14 @@ def data(tmp_path_factory) -> Path:
 def _config(
     data: Path, run_dir: Path, *more: str, layout: Layout, model: ModelConfig = MODELS["gpt2"]
 ) -> TrainConfig:
+    """Steps of eight samples: of micro-batches of one in pipelines, else of two micro-batches a rank."""
+    micro_batch_size = 1 if layout.pp > 1 else 4 // max(1, layout.dp)
     base = make_config(
         data,
         run_dir,
         "global_batch_size=8",
-        "micro_batch_size=1",
+        f"micro_batch_size={micro_batch_size}",
+        f"validation.num_batches={4 // micro_batch_size}",
         f"num_steps={NUM_STEPS}",
         *VALIDATE,
         *SGD,

@@ -271,7 +271,8 @@ def resolve(path: Path) -> Path:
     raise CheckpointError(
         "holds no usable checkpoint",
         where=path,
-        fix="Name a run folder of `groundup train`, one of its checkpoints, or a Hugging Face folder.",
+        fix="Name a run folder of `groundup train`, one of its checkpoints, a Hugging Face folder or a"
+        " checkpoint of Megatron-LM.",
     )
 
 

@@ -49,7 +49,8 @@ def evaluate(
         groundup eval exported --tasks last_word --data lambada_test.jsonl
 
     Args:
-        path: A run folder, one of its checkpoints, or a Hugging Face folder.
+        path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
+            Megatron-LM.
         data: A prefix of .bin and .idx files, or texts: files, folders, globs (.txt, .jsonl, .gz, .zst).
         tasks: What to measure.
         split_name: Which split of a prefix; by default all of it.

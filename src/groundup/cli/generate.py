@@ -40,7 +40,8 @@ def generate(
         groundup generate runs/a --prompt 'Once upon a time' --temperature 0
 
     Args:
-        path: A run folder, one of its checkpoints, or a Hugging Face folder.
+        path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
+            Megatron-LM.
         prompt: The text to go on from; '' begins a new document.
         prompt_file: A file whose whole content is the prompt.
         max_new_tokens: The most that is added.

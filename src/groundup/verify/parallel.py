@@ -12,7 +12,15 @@ from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.stages import stages_per_rank
-from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
+from groundup.tokens.samples.splits import tokenizer_of_data
+from groundup.train.config import (
+    CheckpointConfig,
+    LogConfig,
+    SampleConfig,
+    StartConfig,
+    TrainConfig,
+    ValidationConfig,
+)
 from groundup.train.guard import NoGuard
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
@@ -97,6 +105,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
         warmup=Steps(steps=0),
         precision="fp32",
         compile=False,
+        start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),
@@ -106,14 +115,22 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
 
 
 def shrunk(config: TrainConfig, *, num_layers: int = 2) -> TrainConfig:
-    """The same run made small: few layers, heads of width 8 and at most 64 tokens, all else as it is."""
+    """The same run made small: few layers, heads of width 8 and at most 64 tokens, all else as it is.
+
+    It begins with random weights, also where the run begins with those of another model.
+    """
     hidden_size = _SHRUNK_HEAD * config.model.num_heads
     length = min(_SHRUNK_LENGTH, config.data.sequence_length)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(
-            config.model, num_layers=num_layers, hidden_size=hidden_size, ffn_size=4 * hidden_size
+            config.model,
+            vocab_size=tokenizer_of_data(config.data).vocab_size,  # another's model may have more
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            ffn_size=4 * hidden_size,
         ),
+        start=StartConfig(),
         data=dataclasses.replace(config.data, sequence_length=length),
     )
 

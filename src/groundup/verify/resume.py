@@ -66,6 +66,7 @@ def verify_resume(
         num_steps=num_steps,
         schedule_steps=config.horizon_steps,
         deterministic=True,
+        start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),

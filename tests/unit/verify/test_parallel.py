@@ -7,6 +7,7 @@ from groundup.core.errors import ConfigError, TrainingError
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.train.config import TrainConfig
 from groundup.verify.parallel import parse_layout, verify_parallel
+from groundup.verify.resume import verify_resume
 from tests.runs import make_config, make_data
 from tests.runs import run as train_here
 
@@ -53,6 +54,27 @@ def test_a_layout_that_trains_another_model_is_found(tmp_path) -> None:
     assert (found[0].loss, found[0].grad_norm) == (0, 0)
     assert found[1].grad_norm > 1e-3
     assert found[2].error == "did not train to the end"
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_a_run_that_begins_with_a_model_is_verified_too(tmp_path, shrink) -> None:
+    import dataclasses
+
+    data = make_data(tmp_path)
+    train_here(make_config(data, tmp_path / "first", "num_steps=3"))
+    begun = ("start.path=" + str(tmp_path / "first"), "start.state=true", "num_steps=9")
+
+    def launch(copy: TrainConfig, file) -> int:
+        assert copy.start.path == (None if shrink else tmp_path / "first")
+        train_here(dataclasses.replace(copy, layout=Layout()))
+        return 0
+
+    config = make_config(data, tmp_path / "run", *begun)
+    [found] = verify_parallel(config, ["dp2"], tmp_path, launch=launch, num_steps=2, shrink=shrink)
+    assert found.is_right
+    resumed = verify_resume(config, tmp_path / "resume", launch=launch, num_steps=2, shrink=shrink)
+    assert resumed.is_right
+    assert list(resumed.losses) == [1, 2]
 
 
 @pytest.mark.slow
