@@ -34,3 +34,14 @@ def run(command: str, folder: Path) -> str:
     done = shell(command, folder)
     assert done.returncode == 0, (command, done.stderr[-3000:])
     return done.stdout
+
+
+def require_shown(document: str, folder: Path) -> None:
+    """Runs the commands of its blocks of console: each prints the lines that follow, "..." being any text."""
+    for block in blocks(document, "console"):
+        command, *shown = block.removeprefix("$ ").splitlines()
+        out = run(command, folder).splitlines()
+        assert len(out) == len(shown), out
+        for line, expected in zip(out, shown, strict=True):
+            pattern = re.escape(re.sub(" +", " ", expected)).replace(r"\.\.\.", ".*")
+            assert re.fullmatch(pattern, re.sub(" +", " ", line)), (line, expected)

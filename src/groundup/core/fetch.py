@@ -76,12 +76,12 @@ class Fetch:
                 jobs.put(_Job(partial, number, begin, end))
         results: queue.SimpleQueue[_Done | Exception] = queue.SimpleQueue()
         stop = threading.Event()
-        for _ in range(min(connections, jobs.qsize())):
-            # Daemons, so that Ctrl-C need not wait for requests under way.
-            threading.Thread(target=self._work, args=(jobs, results, stop), daemon=True).start()
         if not self._partials:
             return
         try:
+            for _ in range(min(connections, jobs.qsize())):
+                # Daemons, so that Ctrl-C need not wait for requests under way.
+                threading.Thread(target=self._work, args=(jobs, results, stop), daemon=True).start()
             with Progress("fetch", self.missing_bytes, "B") as progress:
                 for number, partial in enumerate(self._partials):
                     note = f"file {number + 1} of {len(self._partials)}"

@@ -259,6 +259,14 @@ build_tokens([Path(sys.argv[1])], Path(sys.argv[2]), load_tokenizer(Path(sys.arg
 """
 
 
+def finished(parts: Path) -> dict[str, int]:
+    """When each part was finished, of those that have not been joined and removed meanwhile."""
+    try:
+        return {path.name: path.stat().st_mtime_ns for path in parts.glob("*.done.json")}
+    except FileNotFoundError:  # they are just being removed
+        return {}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_killed_build_goes_on_where_it_was(
@@ -280,12 +288,12 @@ def test_a_killed_build_goes_on_where_it_was(
     generator = random.Random(os.urandom(8))
     kills = 0
     for _ in range(40):
-        before = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.done.json")}
+        before = finished(parts)
         with subprocess.Popen(command, stderr=subprocess.PIPE) as build:
             deadline = time.monotonic() + 60
             want = len(before) + generator.randrange(1, 12)
             # A random moment after some more parts are done: the joining and the end are moments too.
-            while build.poll() is None and len(list(parts.glob("*.done.json"))) < min(want, total):
+            while build.poll() is None and len(finished(parts)) < min(want, total):
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             time.sleep(generator.random() * 0.02)
@@ -295,7 +303,7 @@ def test_a_killed_build_goes_on_where_it_was(
         if build.returncode == 0:
             break
         kills += 1
-        after = {path.name: path.stat().st_mtime_ns for path in parts.glob("*.done.json")}
+        after = finished(parts)
         removing = list(prefix.parent.glob("*_document.json"))  # the end is written: the parts are going
         again = [name for name in before if name in after and after[name] != before[name]]
         assert not again, "a finished part was done again"
