@@ -1,6 +1,7 @@
 """This process among the ranks of a run: which one it is, and what they agree on together."""
 
 import dataclasses
+import logging
 from typing import Any
 
 import torch
@@ -131,6 +132,8 @@ def assemble(layout: Layout, rank: Rank | None, device: torch.device) -> Team:
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
     mesh["replicate", "shard"]._flatten("dp")
+    # It warns that what lies over two axes, as Muon's matrices do, is gathered along one after the other.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     context = None
     if layout.cp > 1:
         names = ("copies", "cp", "tp")
