@@ -241,9 +241,8 @@ def children(process: int) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="finds the ranks through /proc")
-def test_ranks_that_are_killed_at_random_change_nothing(data, tmp_path):
-    """More kills take minutes, since Python and torch start anew each time: see CHAOS_KILLS."""
-    kills = int(os.environ.get("CHAOS_KILLS", "4"))
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.exhaustive)])
+def test_ranks_that_are_killed_at_random_change_nothing(data, tmp_path, kills):
     settings = ("num_steps=200", "checkpoint.interval=10", "layout.dp=2", *SGD)
     code, stderr = train(make_config(data, tmp_path / "whole", *settings))
     assert code == 0, stderr
