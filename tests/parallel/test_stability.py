@@ -96,7 +96,7 @@ def test_a_ramp_and_an_average_are_those_of_one_process(data: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["skip", "rollback"])
+@pytest.mark.parametrize("kind", ["rollback", pytest.param("skip", marks=pytest.mark.exhaustive)])
 def test_ranks_decide_as_one_process_does(data: Path, tmp_path: Path, kind: str) -> None:
     rule = (f"guard.kind={kind}", "guard.window=8", "guard.warmup=6", "guard.grad_norm_deviations=50")
     rule += ("guard.back=4",) if kind == "rollback" else ()

@@ -102,6 +102,16 @@ def test_wrong_configs_are_refused_with_the_reason(tmp_path, text, overrides, ex
     assert expected in error_of(tmp_path, text, *overrides, presets={"gpt2": tmp_path / "no"})
 
 
+@config
+class Split:
+    split: str
+
+
+def test_a_lone_number_is_text_where_text_is_wanted():
+    assert resolve(Split, overrides=["split=1"]).value == Split(split="1")
+    assert resolve(Split, overrides=["split=98,1,1"]).value == Split(split="98,1,1")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot read"):
         resolve(Run, file=tmp_path / "nowhere.yaml")
