@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 
 from groundup.cli.callbacks import complete, evaluate
-from groundup.core.config import resolve
+from groundup.core.config import resolve, to_yaml
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
@@ -56,6 +56,11 @@ def make_config(data: Path, run_dir: Path, *overrides: str) -> TrainConfig:
         "validation.interval=0",
     )
     return resolve(TrainConfig, overrides=(*base, *overrides)).value
+
+
+def write_run(folder: Path, *overrides: str) -> None:
+    """Data and ``run.yaml`` in a folder, as the guides take them for granted."""
+    (folder / "run.yaml").write_text(to_yaml(make_config(make_data(folder), folder / "unnamed", *overrides)))
 
 
 def run(config: TrainConfig, **callbacks) -> list[dict]:

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from groundup.core.config import to_yaml
 from tests.guides import commands, require_shown, run
-from tests.runs import make_config, make_data
+from tests.runs import write_run
 
 GUIDE = "docs/guides/parallel.md"
 
@@ -15,8 +14,7 @@ GUIDE = "docs/guides/parallel.md"
 def folder(tmp_path_factory) -> Path:
     """With the config and the data that the guide takes for granted."""
     folder = tmp_path_factory.mktemp("guide")
-    config = make_config(make_data(folder), folder / "unnamed", "num_steps=2", "data.split=98,1,1")
-    (folder / "run.yaml").write_text(to_yaml(config))
+    write_run(folder, "num_steps=2", "data.split=98,1,1")
     return folder
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from groundup.core.config import to_yaml
 from tests.guides import blocks, commands, run, shell
-from tests.runs import make_config, make_data
+from tests.runs import write_run
 
 GUIDE = "docs/guides/stability.md"
 
@@ -16,9 +15,7 @@ GUIDE = "docs/guides/stability.md"
 def folder(tmp_path_factory) -> Path:
     """With the config and the data that the guide takes for granted."""
     folder = tmp_path_factory.mktemp("guide")
-    data = make_data(folder)
-    config = make_config(data, folder / "unnamed", "num_steps=20", "checkpoint.interval=5", "log.interval=10")
-    (folder / "run.yaml").write_text(to_yaml(config))
+    write_run(folder, "num_steps=20", "checkpoint.interval=5", "log.interval=10")
     return folder
 
 

@@ -200,6 +200,8 @@ def _problem(cls: type, problem: Any, tree: Mapping[str, Any], origins: Mapping[
             hint = ""
             if problem["type"] == "literal_error" and isinstance(given, str):
                 hint = " " + nearest(given, re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
+            elif problem["type"] == "string_type" and isinstance(given, int | float):
+                hint = f""" Write it as text: "{given}", on a command line {dotted}='"{given}"'."""
             rule = problem["msg"][0].lower() + problem["msg"][1:]
             return f"{head}{dotted} = {given!r}: {rule}.{hint}".rstrip()
 

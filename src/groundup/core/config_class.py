@@ -12,6 +12,5 @@ def config(cls: type[T]) -> type[T]:
 
     Bounds of its fields are annotated with ``annotated_types`` or ``pydantic.Field``.
     """
-    # A lone number where text is wanted, such as data.split=1, is text that looks like one.
-    cls.__pydantic_config__ = {"extra": "forbid", "coerce_numbers_to_str": True}  # type: ignore[attr-defined]
+    cls.__pydantic_config__ = {"extra": "forbid"}  # type: ignore[attr-defined]
     return dataclasses.dataclass(frozen=True, kw_only=True)(cls)

@@ -107,8 +107,11 @@ class Split:
     split: str
 
 
-def test_a_lone_number_is_text_where_text_is_wanted():
-    assert resolve(Split, overrides=["split=1"]).value == Split(split="1")
+def test_a_lone_number_where_text_is_wanted_is_refused_with_how_to_write_it():
+    with pytest.raises(ConfigError) as caught:
+        resolve(Split, overrides=["split=1"])
+    assert """Write it as text: "1", on a command line split='"1"'.""" in str(caught.value)
+    assert resolve(Split, overrides=['split="1"']).value == Split(split="1")
     assert resolve(Split, overrides=["split=98,1,1"]).value == Split(split="98,1,1")
 
 

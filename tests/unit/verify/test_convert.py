@@ -125,9 +125,10 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_megatrons_own_checkpoints(name: str, shared_data: Path, tmp_path: Path) -> None:
-    folder = shared_data.parent / "reference" / "megatron" / "checkpoints" / name
-    if not folder.is_dir():
-        pytest.skip(f"no sample at {folder}")
+    samples = shared_data.parent / "reference" / "megatron" / "checkpoints"
+    if not samples.is_dir():
+        pytest.skip(f"no samples at {samples}")
+    folder = samples / name
     from groundup.checkpoint.megatron.read import open_megatron
 
     stored = open_megatron(folder, tokenizer=load_tokenizer("bytes"), vocab_size=600, moments=True)
