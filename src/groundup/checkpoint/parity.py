@@ -15,6 +15,9 @@ from groundup.checkpoint.logical import physical
 from groundup.checkpoint.stored import StoredModel
 from groundup.models import build_model
 
+TOLERANCE = 1e-5
+"""Largest difference of two logits of one model in two formats, as a share of the largest logit (or of 1)."""
+
 _ROWS, _TOKENS = 1, 96  # few: a model of 7B computes 14 GFLOP a token
 _TEXT = """The harbour lay quiet under the first light. A boat came in past the breakwater, low in the water,
 and the men on the quay stopped talking to watch it. "How many days?" one of them asked. "Nine," said the

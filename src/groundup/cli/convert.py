@@ -8,8 +8,6 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     from groundup.checkpoint.parity import Parity
 
-_TOLERANCE = 1e-5
-
 
 def convert(
     path: Path,
@@ -60,7 +58,7 @@ def convert(
     from groundup.checkpoint.megatron.write import write_megatron
     from groundup.checkpoint.native import write_native
     from groundup.checkpoint.open import open_stored
-    from groundup.checkpoint.parity import compare_stored
+    from groundup.checkpoint.parity import TOLERANCE, compare_stored
     from groundup.checkpoint.sharding import parse_sharding
     from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
     from groundup.core.errors import CheckpointError
@@ -110,10 +108,10 @@ def convert(
         and any(t.dtype != torch_dtype(dtype) for t in source.weights.values())
     ):
         print(f"rounding to {dtype}: {_in_words(compare_stored(source, reopened))}")
-    if not parity.within(_TOLERANCE):
+    if not parity.within(TOLERANCE):
         raise CheckpointError(
             f"the written model differs from the original: logits by {parity.max_difference:.1e},"
-            f" allowed are {_TOLERANCE:.0e} of the largest",
+            f" allowed are {TOLERANCE:.0e} of the largest",
             where=out,
             fix="Do not use it. This is a fault of groundup: please report it with the model's config.",
         )

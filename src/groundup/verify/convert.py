@@ -21,19 +21,16 @@ from groundup.checkpoint.megatron.write import require_divides, write_megatron
 from groundup.checkpoint.megatron.write_moments import why_without_moments
 from groundup.checkpoint.native import write_native
 from groundup.checkpoint.open import open_stored
-from groundup.checkpoint.parity import Parity, Reference
+from groundup.checkpoint.parity import TOLERANCE, Parity, Reference
 from groundup.checkpoint.sharding import Sharding
 from groundup.checkpoint.stored import StoredModel, StoredTensor, in_dtype, with_biases, without_moments
 from groundup.core.errors import ConfigError, GroundupError
 from groundup.core.files import checksum, require_free_space
 from groundup.models import ModelConfig
 
-TOLERANCE = 1e-5
-"""Largest accepted difference of two logits, as a share of the largest logit (or of 1)."""
+_COPIES = 3
+"""On the disk at a time: in the circle its first, the one that is read and the one that is written."""
 
-_COPIES = (
-    3  # on the disk at a time: in the circle its first, the one that is read and the one that is written
-)
 _WEIGHTS = "model.safetensors"
 _TRANSFORMERS = "hf, computed by transformers"
 
