@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 
 from groundup.checkpoint import store
 from groundup.checkpoint.groups import Group, load_into
+from groundup.checkpoint.pruning import Keep
 from groundup.checkpoint.writer import Snapshot, Writer
 from groundup.core.config import resolve
 from groundup.core.files import fsync_file
@@ -70,7 +71,7 @@ def measure_files(
     size = sum(tensor.numel() * tensor.element_size() for tensor in flat.values())
     team = assemble(Layout(), None, torch.device("cpu"))
     writer = Writer(
-        folder, model=config, tokenizer=tokenizer, team=team, asynchronous=False, keep_last=1, keep_every=0
+        folder, model=config, tokenizer=tokenizer, team=team, asynchronous=False, keep=Keep(last=1)
     )
     snapshot = Snapshot(groups=groups, random={}, state={"step": 0}, about={"config": {}})
     path = folder / "other"

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from groundup.checkpoint import store
+from groundup.checkpoint.commit import save_files
+from groundup.checkpoint.contents import MANIFEST, read_manifest
 from groundup.checkpoint.groups import Group, file_name, group_names
 from groundup.checkpoint.safetensors_file import write_safetensors
 from groundup.checkpoint.stored import StoredModel
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.core.files import fsync_dir
-from groundup.core.manifest import Manifest
 from groundup.models import model_config_from
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -38,8 +39,8 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
             where=folder,
             fix="Leave out --ema, or train with an average: ema.decay=0.999, say.",
         )
-    manifest = Manifest.read(folder / "manifest.json", "checkpoint")
-    config = model_config_from(manifest.about["config"]["model"], where=folder / "manifest.json")
+    manifest = read_manifest(folder)
+    config = model_config_from(manifest.about["config"]["model"], where=folder / MANIFEST)
     optimizer = manifest.about["config"].get("optimizer", {})
     if tokenizer is None:
         tokenizer = load_tokenizer(store.tokenizer_dir(folder))
@@ -94,7 +95,7 @@ def write_native(stored: StoredModel, folder: Path, *, on_write: Callable[[int],
     }
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        written = store.save_files(
+        written = save_files(
             temporary / _CHECKPOINTS,
             stored.step,
             write,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from groundup.checkpoint import store
-from groundup.core.errors import CheckpointError, DataError
+from groundup.checkpoint.commit import put_in_place
+from groundup.checkpoint.contents import MANIFEST, read_manifest
+from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import fsync_file, require_free_space
-from groundup.core.manifest import Manifest
 from groundup.core.remote import Store, name_of
 
 
@@ -33,7 +34,7 @@ def push(folder: Path, url: str, *, on_write: Callable[[int], None] | None = Non
         if remote.content(f"{target}/{store.MARKER}") == marker:
             return target
         raise CheckpointError("holds another checkpoint of this step", where=target, fix="Name another URL.")
-    for name in (*store.read_manifest(folder).files, store.MANIFEST, store.MARKER):
+    for name in (*read_manifest(folder).files, MANIFEST, store.MARKER):
         remote.put(folder / name, f"{target}/{name}")
         if on_write:
             on_write((folder / name).stat().st_size)
@@ -55,13 +56,17 @@ def pull(url: str, run_dir: Path, *, on_read: Callable[[int], None] | None = Non
     remote = Store(url)
     url = _newest(remote, url.rstrip("/"))
     folder = run_dir / "checkpoints" / name_of(url)
+    if not store.is_step(folder):
+        raise CheckpointError(
+            "is not named like a checkpoint of a run", where=url, fix="Name it step_0001000, say."
+        )
     if store.is_checkpoint(folder) and not store.verify(folder):
         raise CheckpointError("is there already", where=folder, fix="Name another folder.")
     temporary = store.temporary_of(folder.parent, store.step_of(folder))
     store.remove(temporary)
     try:
         temporary.mkdir(parents=True)
-        for name in (store.MANIFEST, store.MARKER):
+        for name in (MANIFEST, store.MARKER):
             (temporary / name).write_bytes(remote.content(f"{url}/{name}"))
         files = _files_of(temporary)
         require_free_space(folder.parent, sum(files.values()), "the checkpoint")
@@ -70,7 +75,7 @@ def pull(url: str, run_dir: Path, *, on_read: Callable[[int], None] | None = Non
             remote.insist(f"{url}/{name}", fetch)
         if reason := store.verify(temporary):
             raise CheckpointError(f"arrived damaged: {reason}", where=url, fix="Try again, or pull another.")
-        store.put_in_place(temporary, folder)
+        put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     store.point_latest(folder)
@@ -80,13 +85,11 @@ def pull(url: str, run_dir: Path, *, on_read: Callable[[int], None] | None = Non
 def _newest(remote: Store, url: str) -> str:
     if remote.find(f"{url}/{store.MARKER}"):
         return url
-    complete = remote.matches(f"{url}/step_*/{store.MARKER}")
+    found = [path.rpartition("/")[0] for path in remote.matches(f"{url}/step_*/{store.MARKER}")]
+    complete = [path for path in found if store.is_step(Path(name_of(path)))]
     if not complete:
         raise CheckpointError("holds no complete checkpoint", where=url, fix="Check the URL.")
-    return max(
-        (found.rpartition("/")[0] for found in complete),
-        key=lambda found: store.step_of(Path(name_of(found))),
-    )
+    return max(complete, key=lambda path: store.step_of(Path(name_of(path))))
 
 
 def _fetch(remote: Store, url: str, path: Path, on_read: Callable[[int], None] | None) -> None:
@@ -102,10 +105,7 @@ def _fetch(remote: Store, url: str, path: Path, on_read: Callable[[int], None] |
 def _files_of(folder: Path) -> dict[str, int]:
     """The files that a manifest names, with their sizes; none may lead out of the folder."""
     try:
-        files = Manifest.read(folder / store.MANIFEST, "checkpoint").files
-    except DataError as error:
+        files = read_manifest(folder).files
+    except GroundupError as error:
         raise CheckpointError(f"arrived damaged: {error.what}", where=error.where) from None
-    for name in files:
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise CheckpointError(f"names a file outside of itself: {name}", where=folder / store.MANIFEST)
     return {name: described["bytes"] for name, described in files.items()}

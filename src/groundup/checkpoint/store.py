@@ -7,129 +7,30 @@ under a temporary name, fsynced and renamed; a reader passes over whatever is in
 saying so.
 """
 
+import dataclasses
+import itertools
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from groundup.core.errors import CheckpointError, DataError, MachineError
-from groundup.core.files import atomic_write, checksum, fsync_dir, fsync_file, require_free_space
+from groundup.checkpoint.contents import (
+    MANIFEST,
+    TOKENIZER,
+    read_manifest,
+    read_parts,
+    unlisted_tokenizer_file,
+)
+from groundup.core.errors import CheckpointError, GroundupError
+from groundup.core.files import checksum
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, damage, describe_files
+from groundup.core.manifest import damage
 from groundup.parallel.team import Team
-from groundup.tokens.tokenizer import Tokenizer
 
 MARKER = "COMPLETE"  # holds the checksum of the manifest, which has those of all other files
-MANIFEST = "manifest.json"
-_TOKENIZER = "tokenizer"
 _FOLDER = re.compile(r"step_(\d+)")
 LATEST = "latest"
-
-
-def save_files(
-    checkpoints_dir: Path,
-    step: int,
-    write: Callable[[Path], None],
-    *,
-    size_bytes: int,
-    state: Mapping[str, Any],
-    about: Mapping[str, Any],
-    tokenizer: Tokenizer,
-) -> Path:
-    """Writes ``step_NNNNNNN`` as one process and then points ``latest`` to it.
-
-    Args:
-        checkpoints_dir: Of a run.
-        step: Of the training.
-        write: Puts the files of tensors, ``groups.file_name`` of each, into a folder.
-        size_bytes: Of them.
-        state: See ``writer.Snapshot``.
-        about: See there.
-        tokenizer: Stored too.
-
-    Raises:
-        MachineError: The disk is full, before or while writing; older checkpoints stay intact.
-    """
-    folder = folder_of(checkpoints_dir, step)
-    temporary = temporary_of(checkpoints_dir, step)
-    remove(temporary)
-    require_free_space(checkpoints_dir, size_bytes + (1 << 20), f"the checkpoint of step {step}")
-    try:
-        temporary.mkdir(parents=True)
-        write(temporary)
-        write_tokenizer(temporary, tokenizer)
-        names = sorted(str(p.relative_to(temporary)) for p in temporary.rglob("*") if p.is_file())
-        for name in names:
-            fsync_file(temporary / name)
-        about = {**about, "tokenizer": tokenizer.fingerprint, "torch": torch.__version__}
-        complete(temporary, folder, files=describe_files(temporary, names), state=state, about=about)
-    except OSError as error:
-        raise write_failure(checkpoints_dir, step, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    point_latest(folder)
-    return folder
-
-
-def write_failure(checkpoints_dir: Path, step: int, error: OSError) -> MachineError:
-    """What to say when a checkpoint could not be written."""
-    return MachineError(
-        f"the checkpoint of step {step} could not be written ({error}); earlier checkpoints are intact",
-        where=checkpoints_dir,
-        fix="Free some space; the same command continues from the newest checkpoint.",
-    )
-
-
-def complete(
-    temporary: Path,
-    folder: Path,
-    *,
-    files: Mapping[str, Mapping[str, Any]],
-    state: Mapping[str, Any],
-    about: Mapping[str, Any],
-) -> None:
-    """Makes a checkpoint of a folder whose files are written and fsynced: manifest, marker, name.
-
-    Args:
-        temporary: With the files.
-        folder: To be named so; what has the name is replaced.
-        files: Size and checksum of each file.
-        state: See ``writer.Snapshot``.
-        about: See there.
-    """
-    manifest = Manifest(
-        kind="checkpoint",
-        files={name: dict(described) for name, described in files.items()},
-        counts=dict(state),
-        about=dict(about),
-    )
-    manifest.write(temporary / MANIFEST)
-    with atomic_write(temporary / MARKER) as file:
-        file.write(checksum(temporary / MANIFEST).encode() + b"\n")
-    put_in_place(temporary, folder)
-
-
-def put_in_place(temporary: Path, folder: Path) -> None:
-    """Gives a complete checkpoint, whose files are fsynced, its name; what has the name is replaced."""
-    for inner in temporary.rglob("*"):
-        if inner.is_dir():
-            fsync_dir(inner)
-    fsync_dir(temporary)
-    remove(folder)
-    temporary.rename(folder)
-    fsync_dir(folder.parent)
-
-
-def write_tokenizer(temporary: Path, tokenizer: Tokenizer) -> list[str]:
-    """Puts the tokenizer into a folder; returns the names of its files, which are fsynced."""
-    tokenizer.save(temporary / _TOKENIZER)
-    paths = [path for path in (temporary / _TOKENIZER).rglob("*") if path.is_file()]
-    for path in paths:
-        fsync_file(path)
-    return sorted(str(path.relative_to(temporary)) for path in paths)
 
 
 def temporary_of(checkpoints_dir: Path, step: int) -> Path:
@@ -144,34 +45,54 @@ def folder_of(checkpoints_dir: Path, step: int) -> Path:
 
 def tokenizer_dir(folder: Path) -> Path:
     """Where a checkpoint keeps its tokenizer."""
-    return folder / _TOKENIZER
+    return folder / TOKENIZER
 
 
-def verify(folder: Path, team: Team | None = None) -> str:
-    """Why a checkpoint cannot be used; empty when it is whole.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Damage:
+    """What is wrong with a checkpoint, in words; empty where nothing is.
+
+    Attributes:
+        state: With what training continues from.
+        tokenizer: With the stored tokenizer, which the data of a run has too.
+    """
+
+    state: str = ""
+    tokenizer: str = ""
+
+
+def damage_of(folder: Path, team: Team | None = None) -> Damage:
+    """What is wrong with a checkpoint; reads every byte.
 
     Args:
         folder: The checkpoint.
         team: Ranks that each check a share of the files, together, and find the same.
     """
     if team is None or team.size == 1:
-        files, reason = _files(folder)
-        return reason or damage(folder, files)
-    files, reason = team.gather(_files(folder) if team.is_first else None)[0]
-    if reason:
-        return str(reason)
+        return _damage_of_listed(folder, _files(folder))
+    listed = team.gather(_files(folder) if team.is_first else None)[0]
     shares: list[dict[str, dict[str, Any]]] = [{} for _ in range(team.size)]
-    for name in sorted(files, key=lambda name: -files[name]["bytes"]):
+    for name, recorded in sorted(listed.files.items(), key=lambda item: -item[1]["bytes"]):
         least = min(shares, key=lambda share: sum(one["bytes"] for one in share.values()))
-        least[name] = files[name]
-    reasons: list[str] = team.gather(damage(folder, shares[team.rank]))
-    return next(filter(None, reasons), "")
+        least[name] = recorded
+    own = dataclasses.replace(listed, files=shares[team.rank])
+    every: list[Damage] = team.gather(_damage_of_listed(folder, own))
+    return Damage(
+        state=next((one.state for one in every if one.state), ""),
+        tokenizer=next((one.tokenizer for one in every if one.tokenizer), ""),
+    )
+
+
+def verify(folder: Path, team: Team | None = None) -> str:
+    """Why a checkpoint cannot be used; empty when it is whole. Reads every byte, as ``damage_of``."""
+    found = damage_of(folder, team)
+    return found.state or found.tokenizer
 
 
 def verify_sizes(folder: Path) -> str:
     """Why a checkpoint is not complete, without reading what is in its files; empty when it is."""
-    files, reason = _files(folder)
-    for name, recorded in files.items():
+    listed = _files(folder)
+    for name, recorded in listed.files.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else -1
         if size != recorded["bytes"]:
@@ -180,16 +101,7 @@ def verify_sizes(folder: Path) -> str:
                 if size >= 0
                 else f"{name} is missing"
             )
-    return reason
-
-
-def read_manifest(folder: Path) -> Manifest:
-    """What a checkpoint says of itself.
-
-    Raises:
-        DataError: Missing or damaged.
-    """
-    return Manifest.read(folder / MANIFEST, "checkpoint")
+    return listed.state or listed.tokenizer
 
 
 def is_checkpoint(folder: Path) -> bool:
@@ -198,22 +110,43 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def newest_verified(checkpoints_dir: Path, team: Team | None = None) -> Path | None:
-    """The newest checkpoint that is whole; damaged ones are named in the log. None when there is none.
+    """The newest checkpoint that is whole; damaged ones are named in the log. None when there is none."""
+    return find_newest(checkpoints_dir, team)[0]
+
+
+def find_newest(
+    checkpoints_dir: Path, team: Team | None = None, *, tokenizer: str = ""
+) -> tuple[Path | None, dict[Path, str]]:
+    """The newest checkpoint that is whole, None without one; and what is wrong with those newer than it.
+
+    The log names what is passed over.
 
     Args:
         checkpoints_dir: Of a run.
         team: Ranks that look together, and find the same.
+        tokenizer: Fingerprint of a tokenizer at hand: the copy in a checkpoint that was made with the same
+            may be damaged.
     """
     folders = list(_newest_first(checkpoints_dir))
     if team is not None:
         folders = team.gather(folders)[0]
+    warn = logger.warning if team is None or team.is_first else logger.debug
+    damaged: dict[Path, str] = {}
     for folder in folders:
-        reason = verify(folder, team)
-        if not reason:
-            return folder
-        if team is None or team.is_first:
-            logger.warning("skipping checkpoint %s: %s", folder, reason)
-    return None
+        found = damage_of(folder, team)
+        if not (found.state or found.tokenizer):
+            return folder, damaged
+        if not found.state and read_manifest(folder).about.get("tokenizer") == tokenizer:
+            warn("%s: %s; the tokenizer of the data is the same and is used", folder, found.tokenizer)
+            return folder, damaged
+        damaged[folder] = found.state or found.tokenizer
+        warn("skipping checkpoint %s: %s", folder, damaged[folder])
+    return None, damaged
+
+
+def describe_damage(damaged: Mapping[Path, str]) -> str:
+    """The damage of each checkpoint in one line."""
+    return "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
 
 
 def steps_of(checkpoints_dir: Path) -> list[Path]:
@@ -221,36 +154,16 @@ def steps_of(checkpoints_dir: Path) -> list[Path]:
     return list(_newest_first(checkpoints_dir))[::-1]
 
 
+def is_step(folder: Path) -> bool:
+    """Whether a folder has the name of a checkpoint of a run."""
+    return _FOLDER.fullmatch(folder.name) is not None
+
+
 def step_of(folder: Path) -> int:
     """The step that a checkpoint's folder is named by."""
     match = _FOLDER.fullmatch(folder.name)
     assert match, "steps_of names such folders only"
     return int(match[1])
-
-
-def prune(checkpoints_dir: Path, *, keep_last: int, keep_every: int = 0, keep_back: int = 0) -> list[Path]:
-    """Removes checkpoints, and what unfinished saves left behind; returns those that are gone.
-
-    Args:
-        checkpoints_dir: Of a run.
-        keep_last: How many of the newest stay.
-        keep_every: Those of steps that this divides stay too; 0 for none.
-        keep_back: Those of fewer steps before whatever step comes next stay, and the newest of as many or
-            more; 0 for none.
-    """
-    assert keep_last >= 1, "the config refuses less"
-    gone = []
-    folders = list(_newest_first(checkpoints_dir))
-    if keep_back and folders:
-        nearer = [one for one in folders if step_of(one) + keep_back > step_of(folders[0]) + 1]
-        keep_last = max(keep_last, len(nearer) + 1)
-    for folder in folders[keep_last:]:
-        if not keep_every or step_of(folder) % keep_every:
-            remove(folder)
-            gone.append(folder)
-    for leftover in checkpoints_dir.glob(".step_*.tmp"):
-        remove(leftover)
-    return gone
 
 
 def resolve(path: Path) -> Path:
@@ -265,9 +178,19 @@ def resolve(path: Path) -> Path:
                 f"the checkpoint is damaged: {reason}", where=path, fix="Name an older one or the run folder."
             )
         return path.resolve()
+    damaged: dict[Path, str] = {}
     for folder in (path / "checkpoints", path):
-        if folder.is_dir() and (newest := newest_verified(folder)):
-            return newest
+        if folder.is_dir():
+            newest, found = find_newest(folder)
+            if newest:
+                return newest
+            damaged |= found
+    if damaged:
+        raise CheckpointError(
+            f"all checkpoints are damaged: {describe_damage(damaged)}",
+            where=path,
+            fix="Copy one again, or name another run.",
+        )
     raise CheckpointError(
         "holds no usable checkpoint",
         where=path,
@@ -276,18 +199,36 @@ def resolve(path: Path) -> Path:
     )
 
 
-def _files(folder: Path) -> tuple[dict[str, dict[str, Any]], str]:
-    """The files that a checkpoint should have, or why that cannot be known."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Listed(Damage):
+    """The files that a checkpoint should have, and what is wrong before any of them is read."""
+
+    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+
+def _files(folder: Path) -> _Listed:
     if not (folder / MARKER).is_file():
-        return {}, f"incomplete ({MARKER} is missing)"
+        return _Listed(state=f"incomplete ({MARKER} is missing)")
     if not (folder / MANIFEST).is_file():
-        return {}, f"{MANIFEST} is missing"
+        return _Listed(state=f"{MANIFEST} is missing")
     if checksum(folder / MANIFEST).encode() != (folder / MARKER).read_bytes().strip():
-        return {}, f"{MANIFEST} does not match its checksum in {MARKER}"
+        return _Listed(state=f"{MANIFEST} does not match its checksum in {MARKER}")
     try:
-        return read_manifest(folder).files, ""
-    except DataError as error:
-        return {}, str(error)
+        files = read_manifest(folder).files
+        read_parts(folder, files)
+    except GroundupError as error:
+        return _Listed(state=f"{Path(error.where).name}: {error.what}")
+    unlisted = unlisted_tokenizer_file(folder, files)
+    return _Listed(files=files, tokenizer=f"{unlisted} is not listed in {MANIFEST}" if unlisted else "")
+
+
+def _damage_of_listed(folder: Path, listed: _Listed) -> Damage:
+    tokenizer = {name: listed.files[name] for name in listed.files if name.startswith(f"{TOKENIZER}/")}
+    state = {name: listed.files[name] for name in listed.files if name not in tokenizer}
+    return Damage(
+        state=listed.state or damage(folder, state),
+        tokenizer=listed.tokenizer or damage(folder, tokenizer),
+    )
 
 
 def _newest_first(checkpoints_dir: Path) -> Iterator[Path]:
@@ -306,12 +247,24 @@ def point_latest(folder: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
     if latest.is_dir() and not latest.is_symlink():
-        shutil.rmtree(latest)  # a copy of the run, made by a program that follows links
+        copy = free_name(latest, "copy")  # made by a program that follows links
+        latest.rename(copy)
+        logger.warning("%s was a folder, not a link, and is now %s", latest, copy.name)
     link.replace(latest)
 
 
+def free_name(path: Path, ending: str) -> Path:
+    """A path that does not exist: ``path.ending``, ``path.ending-2`` and so on."""
+    names = (path.with_name(f"{path.name}.{ending}{'' if n == 1 else f'-{n}'}") for n in itertools.count(1))
+    return next(name for name in names if not name.exists())
+
+
 def remove(folder: Path) -> None:
-    """Removes a checkpoint, its marker first, so that a half-removed one does not count."""
-    if folder.is_dir():
-        (folder / MARKER).unlink(missing_ok=True)
-        shutil.rmtree(folder)
+    """Removes a checkpoint, all at once: under another name first. Of a link only the link."""
+    if folder.is_symlink():
+        folder.unlink()
+    elif folder.is_dir():
+        removed = folder.with_name(f".{folder.name.strip('.')}.removed.tmp")
+        shutil.rmtree(removed, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed)

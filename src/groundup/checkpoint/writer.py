@@ -21,8 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from groundup.checkpoint import store
-from groundup.checkpoint.groups import PARTS, file_name, write_parts
+from groundup.checkpoint.commit import complete, write_failure, write_tokenizer
+from groundup.checkpoint.contents import PARTS
+from groundup.checkpoint.groups import file_name, write_parts
 from groundup.checkpoint.parts import Box, Held, Part, part_of, share_out
+from groundup.checkpoint.pruning import Keep, Pruning
 from groundup.checkpoint.safetensors_file import write_safetensors
 from groundup.checkpoint.stored import StoredTensor
 from groundup.core.errors import GroundupError, MachineError
@@ -83,9 +86,7 @@ class Writer:
         tokenizer: Of the run; stored with each checkpoint.
         team: The ranks.
         asynchronous: Copy the state, and write the copy while training goes on.
-        keep_last: How many stay.
-        keep_every: Besides, those of every so many steps stay; 0 for none.
-        keep_back: See ``store.prune``.
+        keep: Which checkpoints stay.
     """
 
     def __init__(
@@ -96,16 +97,14 @@ class Writer:
         tokenizer: Tokenizer,
         team: Team,
         asynchronous: bool,
-        keep_last: int,
-        keep_every: int,
-        keep_back: int = 0,
+        keep: Keep,
     ) -> None:
         self._dir = checkpoints_dir
         self._model = model
         self._tokenizer = tokenizer
         self._team = team
         self._asynchronous = asynchronous
-        self._keep = {"keep_last": keep_last, "keep_every": keep_every, "keep_back": keep_back}
+        self._pruning = Pruning(checkpoints_dir, keep)
         self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if team.size > 1 else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[None] | None = None
@@ -229,16 +228,16 @@ class Writer:
         if self._team.size > 1:
             write_parts(temporary, job.groups, job.shares)
             others.append(PARTS)
-        others += store.write_tokenizer(temporary, self._tokenizer)
+        others += write_tokenizer(temporary, self._tokenizer)
         files = files | describe_files(temporary, others)
         about = {**job.about, "tokenizer": self._tokenizer.fingerprint, "torch": torch.__version__}
         folder = store.folder_of(self._dir, job.step)
-        store.complete(temporary, folder, files=files, state=dict(job.state), about=about)
+        complete(temporary, folder, files=files, state=dict(job.state), about=about)
         store.point_latest(folder)
-        store.prune(self._dir, **self._keep)
         seconds = time.monotonic() - job.began
         size_bytes = sum(described["bytes"] for described in files.values())
         logger.info("saved %s (%sB in %.1f s)", folder, human_count(size_bytes), seconds)
+        self._pruning.after_saving(folder)
 
     def _together(self, work: Callable[[], T], step: int, gather: Callable[[Any], list[Any]]) -> list[T]:
         """The results of all ranks' work; what fails on one rank is raised on all.
@@ -253,7 +252,7 @@ class Writer:
         except GroundupError as error:
             problem = error.what, error.where, error.fix
         except OSError as error:
-            failure = store.write_failure(self._dir, step, error)
+            failure = write_failure(self._dir, step, error)
             problem = failure.what, failure.where, failure.fix
         outcomes = gather((problem, result))
         for rank, (found, _) in enumerate(outcomes):

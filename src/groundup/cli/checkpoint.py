@@ -13,10 +13,8 @@ from groundup.core.progress import Progress
 _SHOWN = 12
 
 
-def ls(run: Path) -> None:
+def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
     """List the checkpoints of a run, the newest last: step, time, size, and whether each is whole.
-
-    Whole means that it was completed and all files have their sizes; `groundup checkpoint verify` reads them.
 
     For example:
 
@@ -24,8 +22,11 @@ def ls(run: Path) -> None:
 
     Args:
         run: A run folder, or its folder of checkpoints.
+        quick: Do not read the files, which takes a while for large ones: only see that all are there with
+            their sizes.
     """
     from groundup.checkpoint import store
+    from groundup.checkpoint.contents import read_manifest
 
     folders = store.steps_of(_checkpoints_dir(run))
     if not folders:
@@ -34,16 +35,16 @@ def ls(run: Path) -> None:
         )
     print(f"{'checkpoint':<14}  {'written':<19}  {'size':>9}  {'files':>5}  {'tokens':>15}  state")
     for folder in folders:
-        reason = store.verify_sizes(folder)
+        reason = store.verify_sizes(folder) if quick else store.verify(folder)
         written = datetime.datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")
-        size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         tokens, num_files = "", ""
         if not reason:
-            manifest = store.read_manifest(folder)
+            manifest = read_manifest(folder)
             tokens, num_files = f"{manifest.counts.get('tokens', 0):,}", str(len(manifest.files))
         print(
-            f"{folder.name:<14}  {written:<19}  {size(size_bytes):>9}  {num_files:>5}  {tokens:>15}"
-            f"  {reason or 'whole'}"
+            f"{folder.name:<14}  {written:<19}  {size(total(folder)):>9}  {num_files:>5}  {tokens:>15}"
+            f"  {reason or ('all files there, not read' if quick else 'whole')}",
+            flush=True,
         )
 
 
@@ -60,10 +61,11 @@ def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")
         tensors: List every tensor with its dtype, shape and the files that hold it.
     """
     from groundup.checkpoint import store
+    from groundup.checkpoint.contents import read_manifest
     from groundup.checkpoint.groups import Group, group_names
 
     folder = store.resolve(path)
-    manifest = store.read_manifest(folder)
+    manifest = read_manifest(folder)
     config = manifest.about["config"]
     rows = [
         ("checkpoint", str(folder)),
@@ -129,7 +131,7 @@ def verify(path: Path) -> None:
         raise CheckpointError(
             f"{len(damaged)} of {len(folders)} checkpoints are damaged: {', '.join(damaged)}",
             where=path,
-            fix="`groundup train` passes over them; remove them when you like.",
+            fix="`groundup train` passes over them where there is a sound one; remove them when you like.",
         )
 
 
@@ -187,7 +189,7 @@ def prune(
     keep_every: int = 0,
     dry_run: Annotated[bool, cyclopts.Parameter(negative="")] = False,
 ) -> None:
-    """Remove old checkpoints of a run; damaged ones do not count as kept, and go.
+    """Remove old checkpoints of a run; damaged ones do not count as kept, and are left for you to remove.
 
     For example:
 
@@ -201,27 +203,25 @@ def prune(
         dry_run: Only say what would go.
     """
     from groundup.checkpoint import store
+    from groundup.checkpoint.pruning import Keep
 
     if keep_last < 1 or keep_every < 0:
         raise ConfigError("--keep-last is 1 or more, --keep-every 0 or more", where="checkpoint prune")
     folders = store.steps_of(_checkpoints_dir(run))
-    sound = [folder for folder in folders if not store.verify_sizes(folder)]
-    if not sound:
+    found = Keep(last=keep_last, every=keep_every).sort(folders, store.verify)
+    for folder, reason in sorted(found.damaged.items()):
+        print(f"left, damaged: {folder} ({reason})")
+    if not found.kept:
         raise CheckpointError("holds no sound checkpoint, so none is removed", where=run)
-    kept = set(sound[-keep_last:]) | {
-        folder for folder in sound if keep_every and store.step_of(folder) % keep_every == 0
-    }
     freed = 0
-    for folder in folders:
-        if folder in kept:
-            continue
+    for folder in reversed(found.superfluous):
         freed += total(folder)
         print(f"{'would remove' if dry_run else 'removed'} {folder}")
         if not dry_run:
             store.remove(folder)
     if not dry_run:
-        store.point_latest(max(kept, key=store.step_of))
-    print(f"{size(freed)} {'would be ' if dry_run else ''}freed, {len(kept)} checkpoints stay")
+        store.point_latest(found.kept[0])
+    print(f"{size(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
 
 
 def _checkpoints_dir(path: Path) -> Path:

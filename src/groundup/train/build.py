@@ -2,16 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from groundup.checkpoint import store
+from groundup.checkpoint.pruning import Keep
 from groundup.checkpoint.writer import Writer
-from groundup.core.config import to_dict, to_yaml
-from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.config import to_yaml
+from groundup.core.errors import ConfigError
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.progress import human_count
@@ -34,26 +32,11 @@ from groundup.train.guard import Guard, NoGuard, RollbackGuard
 from groundup.train.hardware import choose_device, describe
 from groundup.train.optim import build_optimizers
 from groundup.train.precision import LossScaler, Precision, choose_precision
+from groundup.train.resume import CHECKPOINTS, checkpoint_to_continue
 from groundup.train.start import begin
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"
-_CHECKPOINTS = "checkpoints"
-_MUST_MATCH = (
-    "model",
-    "data.split",
-    "data.sources",
-    "data.sequence_length",
-    "data.order",
-    "data.packing",
-    "data.mask_documents",
-    "global_batch_size",
-    "batch_ramp",
-    "seed",
-)
-"""Settings without which a run would not be the same run."""
-_MAY_DIFFER = (".path", ".max_epochs")
-"""Endings of those that may change all the same: the data's fingerprint says whether it is the same."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -90,7 +73,7 @@ class Run:
 
 def checkpoints_of(config: TrainConfig) -> Path:
     """Where the checkpoints of a run are."""
-    return config.run_dir / _CHECKPOINTS
+    return config.run_dir / CHECKPOINTS
 
 
 def writer_of(config: TrainConfig, tokenizer: Tokenizer, team: Team) -> Writer:
@@ -101,9 +84,11 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, team: Team) -> Writer:
         tokenizer=tokenizer,
         team=team,
         asynchronous=config.checkpoint.asynchronous,
-        keep_last=config.checkpoint.keep_last,
-        keep_every=config.checkpoint.keep_every,
-        keep_back=config.guard.back if isinstance(config.guard, RollbackGuard) else 0,
+        keep=Keep(
+            last=config.checkpoint.keep_last,
+            every=config.checkpoint.keep_every,
+            back=config.guard.back if isinstance(config.guard, RollbackGuard) else 0,
+        ),
     )
 
 
@@ -114,7 +99,7 @@ def build_run(config: TrainConfig) -> Run:
         MachineError: The device or the precision asked for is not there.
         DataError: The data is missing, damaged, or too small for the plan.
         ConfigError: The model's vocabulary is not the tokenizer's.
-        CheckpointError: The run folder holds another run.
+        CheckpointError: The run folder holds another run, or damaged checkpoints only.
     """
     rank = launched()
     require_layout(
@@ -155,10 +140,9 @@ def build_run(config: TrainConfig) -> Run:
             fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
         )
 
-    checkpoints_dir = checkpoints_of(config)
-    newest = store.newest_verified(checkpoints_dir, team)
-    if newest:
-        _require_same_run(config, splits.fingerprint, store.read_manifest(newest).about, newest)
+    newest = checkpoint_to_continue(
+        config, team, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
+    )
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
@@ -213,53 +197,3 @@ def build_run(config: TrainConfig) -> Run:
         if isinstance(part.samples, PackedDataset):
             logger.info("%s: %s", part.key, part.samples.describe())
     return run
-
-
-def _require_same_run(
-    config: TrainConfig, data_fingerprint: str, about: Mapping[str, Any], where: object
-) -> None:
-    """Refuses to continue a checkpoint as what it was not; changes that are allowed are logged.
-
-    Raises:
-        CheckpointError: Naming the settings that differ.
-    """
-    if "converted_from" in about:
-        raise CheckpointError(
-            "holds a converted model, not a run",
-            where=where,
-            fix=f"Name another run_dir, and begin with this model: start.path={config.run_dir}",
-        )
-    before, now = _flat(about["config"]), _flat(to_dict(config))
-    changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
-    forbidden = [
-        key
-        for key in changed
-        if key.startswith((*_MUST_MATCH, *fixed_length)) and not key.endswith(_MAY_DIFFER)
-    ]
-    if forbidden:
-        differences = ", ".join(f"{key} was {before.get(key)} and is {now.get(key)}" for key in forbidden)
-        raise CheckpointError(
-            f"the run folder holds another run: {differences}",
-            where=where,
-            fix="Name another run_dir, or restore the settings.",
-        )
-    if about["data"] != data_fingerprint:
-        raise CheckpointError(
-            f"trained on other data ({about['data']})"
-            f" than {', '.join(map(str, config.data.paths))} ({data_fingerprint})",
-            where=where,
-            fix="Restore the data, or name another run_dir.",
-        )
-    for key in changed:
-        logger.info("since the checkpoint, %s changed from %s to %s", key, before.get(key), now.get(key))
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groundup.checkpoint import store
+from groundup.checkpoint.pruning import Keep
 from groundup.checkpoint.writer import Writer
 from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
@@ -116,8 +117,7 @@ def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
         tokenizer=run.tokenizer,
         team=run.team,
         asynchronous=False,
-        keep_last=1,
-        keep_every=0,
+        keep=Keep(last=1),
     )
     states = {f"{name}/{run.team.rank}": state for name, state in random.states.items()}
     writer.save(
@@ -184,7 +184,8 @@ def read_bundle(folder: Path) -> Bundle:
     given = about["facts"]
     facts = StepFacts(**{**given, "loss": float(given["loss"]), "grad_norm": float(given["grad_norm"])})
     before = store.folder_of(folder / _BEFORE, facts.step - 1)
-    if reason := damage(folder, manifest.files) or store.verify(before):
+    unlisted = "" if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
+    if reason := unlisted or damage(folder, manifest.files) or store.verify(before):
         raise CheckpointError(f"the bundle is damaged: {reason}", where=folder)
     return Bundle(
         folder=folder,

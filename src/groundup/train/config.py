@@ -34,10 +34,13 @@ class StartConfig:
             checkpoints. Without ``model`` in the config, the architecture is taken from it too.
         state: Go on from that checkpoint with all that it holds: optimizer, step, position in the data,
             random numbers.
+        anew: Begin anew in a run folder whose checkpoints are all damaged, which are set aside with their
+            metrics. A run with a sound checkpoint goes on from it all the same.
     """
 
     path: Path | None = None
     state: bool = False
+    anew: bool = False
 
     def __post_init__(self) -> None:
         """A state needs a checkpoint."""
@@ -94,7 +97,7 @@ class CheckpointConfig:
 
     Attributes:
         interval: Steps between checkpoints; the last step is always saved.
-        keep_last: Checkpoints that stay on disk.
+        keep_last: Checkpoints that stay on disk; only sound ones count, and damaged ones stay besides.
         keep_every: Those of every so many steps stay as well; 0 for none.
         asynchronous: Write a copy of the state while training goes on; needs memory for it on the host.
     """

@@ -12,6 +12,7 @@ from groundup.core.log import logger
 from groundup.core.progress import human_count, human_seconds
 
 METRICS_FILE = "metrics.jsonl"
+_CUT_SHORT = 1 << 62  # stands for the step of a record that is not whole
 
 
 class Sink(Protocol):
@@ -152,8 +153,14 @@ class Interval:
         metrics.record("train", self.step, **values)
 
 
+def last_step(path: Path) -> int:
+    """The highest step of the records in a ``metrics.jsonl``; 0 where there are none."""
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    return max((step for step in map(_step_of, lines) if step < _CUT_SHORT), default=0)
+
+
 def _step_of(line: bytes) -> int:
     try:
         return int(orjson.loads(line)["step"])
     except (orjson.JSONDecodeError, KeyError):  # the line that a kill cut short
-        return 1 << 62
+        return _CUT_SHORT

@@ -88,9 +88,10 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
     run.state.restore(target, run.config, run.team)
     run.state.samples = position
     if run.team.is_first:
+        store.point_latest(target)
         for folder in folders:
-            if store.step_of(folder) > run.state.step:
-                store.remove(folder)  # of a way that is not gone any more
+            if run.state.step < store.step_of(folder) <= step and not store.verify(folder):
+                store.remove(folder)  # what is gone back from; damage is left to the user
     run.team.wait()
 
 

@@ -55,12 +55,14 @@ def begin(state: TrainState, config: TrainConfig, team: Team, tokenizer: Tokeniz
                 fix="Leave out start.state, or name a checkpoint of groundup.",
             )
         _require_tokenizer(_open(path), tokenizer)
-        state.restore(store.resolve(path), config, team)
-        logger.info("going on from %s: step %d", path, state.step)
+        folder = store.resolve(path)
+        state.restore(folder, config, team)
+        logger.info("going on from %s: step %d", folder, state.step)
     else:
-        _place_weights(state, config, _open(path), tokenizer)
+        stored = _open(path)
+        _place_weights(state, config, stored, tokenizer)
         _begin_average(state)
-        logger.info("starting from the weights of %s", path)
+        logger.info("starting from the weights of %s", stored.source)
 
 
 def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, tokenizer: Tokenizer) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.contents import read_manifest
 from groundup.checkpoint.groups import Group, group_names, load_into
 from groundup.checkpoint.logical import misfits
 from groundup.checkpoint.parts import stored_name
-from groundup.checkpoint.store import read_manifest
 from groundup.checkpoint.stored import parameters_on_meta
 from groundup.checkpoint.writer import Snapshot
 from groundup.core.config import to_dict

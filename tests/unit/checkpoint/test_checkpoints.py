@@ -28,6 +28,7 @@ from groundup.checkpoint.stored import in_memory
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum
+from groundup.core.manifest import Manifest, describe_files
 from groundup.models.gpt2 import GPT2Config
 from groundup.train.build import build_run
 from groundup.train.config import TrainConfig
@@ -60,6 +61,12 @@ def groundup(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         run_line(arguments)
     assert not ended.value.code
+
+
+def describe(folder: Path) -> None:
+    """Writes the manifest of the files that a folder has."""
+    files = describe_files(folder, [path.name for path in folder.iterdir()])
+    Manifest(kind="checkpoint", files=files).write(folder / "manifest.json")
 
 
 # Parts
@@ -99,6 +106,7 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
             {"x": in_memory(box.of(whole, origin).contiguous())},
         )
     write_parts(folder, ["model"], shares)
+    describe(folder)
     group = Group(folder, "model")
     assert torch.equal(group.read("x"), whole)
     begins = [data.draw(st.integers(0, length - 1)) for length in shape]
@@ -138,6 +146,7 @@ def test_parts_that_are_not_the_whole_are_our_own_mistake() -> None:
 def test_padded_rows_become_zero_and_misfits_are_listed(tmp_path) -> None:
     values = torch.rand(300, 8)
     write_safetensors(tmp_path / "model.safetensors", {"embed.tokens.weight": in_memory(values)})
+    describe(tmp_path)
     group = Group(tmp_path, "model")
     table = torch.full((384, 8), 7.0)
     load_into(group, [("embed.tokens.weight", table)], CONFIG)
@@ -317,7 +326,8 @@ def test_prune_counts_sound_ones_only(trained, tmp_path, capsys) -> None:
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1", "--dry-run"])
     assert len(store.steps_of(checkpoints)) == 2
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1"])
-    assert [folder.name for folder in store.steps_of(checkpoints)] == ["step_0000003"]
+    assert [folder.name for folder in store.steps_of(checkpoints)] == ["step_0000003", "step_0000006"]
+    assert f"left, damaged: {checkpoints / 'step_0000006'} (incomplete" in capsys.readouterr().out
     assert (checkpoints / "latest").resolve().name == "step_0000003"
 
 
@@ -345,6 +355,9 @@ def test_what_is_incomplete_or_damaged_in_storage_is_refused(trained, tmp_path) 
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         run_line(["checkpoint", "pull", url, str(tmp_path / "pulled")])
     groundup(["checkpoint", "push", str(trained.run_dir), url])
+    shutil.copytree(folder, tmp_path / "store/step_renamed")
+    with pytest.raises(CheckpointError, match="not named like a checkpoint"):
+        run_line(["checkpoint", "pull", f"{url}/step_renamed", str(tmp_path / "pulled")])
     weights = folder / "model.safetensors"
     content = weights.read_bytes()
     weights.write_bytes(_flipped(content, random.Random(2)))

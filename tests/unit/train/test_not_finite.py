@@ -10,6 +10,7 @@ from torch import nn
 
 from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, TrainingError
+from groundup.core.files import read_json, write_json
 from groundup.tokens.samples.trace import trace_sample
 from groundup.train.batches import Batch
 from groundup.train.build import build_run
@@ -182,6 +183,10 @@ def test_a_damaged_bundle_or_none_is_refused(data, tmp_path):
     batch = tmp_path / "run/failures/step-3/batch.safetensors"
     batch.write_bytes(batch.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match=r"the bundle is damaged: batch\.safetensors has"):
+        groundup(["replay", str(batch.parent)])
+    manifest = batch.parent / "bundle.json"
+    write_json(manifest, read_json(manifest) | {"files": {}})
+    with pytest.raises(CheckpointError, match=r"bundle\.json does not list batch\.safetensors"):
         groundup(["replay", str(batch.parent)])
 
 
