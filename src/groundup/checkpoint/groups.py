@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.contents import PARTS, read_manifest, read_parts, weight_groups
 from groundup.checkpoint.parts import Box, Held, Part, part_of
 from groundup.checkpoint.safetensors_file import DTYPES, bytes_of, read_header
 from groundup.checkpoint.stored import StoredTensor
 from groundup.core.errors import CheckpointError
-from groundup.core.files import read_json, write_json
+from groundup.core.files import write_json
 from groundup.models import ModelConfig
 
-PARTS = "parts.json"
 _BUFFER_BYTES = 8 << 20
 _READERS = 4
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -180,10 +180,14 @@ def file_name(group: str, rank: int, num_ranks: int) -> str:
 
 
 def group_names(folder: Path) -> list[str]:
-    """The groups that a checkpoint has."""
-    if (folder / PARTS).is_file():
-        return sorted(_read_parts(folder))
-    return sorted(path.name.removesuffix(".safetensors") for path in folder.glob("*.safetensors"))
+    """The groups that a checkpoint has.
+
+    Raises:
+        CheckpointError: Its manifest or ``parts.json`` is malformed.
+    """
+    files = read_manifest(folder).files
+    parts = read_parts(folder, files)
+    return sorted(weight_groups(files) if parts is None else parts)
 
 
 def write_parts(folder: Path, names: Iterable[str], shares: Sequence[Mapping[tuple[str, str], Held]]) -> None:
@@ -201,31 +205,34 @@ def write_parts(folder: Path, names: Iterable[str], shares: Sequence[Mapping[tup
 
 
 def _entries(folder: Path, group: str) -> dict[str, Entry]:
-    if not (folder / PARTS).is_file():
+    files = read_manifest(folder).files
+    groups = read_parts(folder, files)
+    known = sorted(weight_groups(files) if groups is None else groups)
+    if group not in known:
+        raise CheckpointError(f"holds no {group}, only {', '.join(known)}", where=folder)
+    if groups is None:
         file = folder / file_name(group, 0, 1)
         return {
             name: Entry(dtype, shape, (StoredPart(file, Box((0,) * len(shape), shape)),))
             for name, (dtype, shape, _) in read_header(file).items()
         }
-    groups = _read_parts(folder)
-    if group not in groups:
-        raise CheckpointError(f"holds no {group}, only {', '.join(sorted(groups))}", where=folder)
-    return {
-        name: Entry(
-            DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-            tuple(
-                StoredPart(folder / file, Box(tuple(offset), tuple(shape)))
-                for file, offset, shape in entry["parts"]
-            ),
-        )
-        for name, entry in groups[group].items()
-    }
+    try:
+        return {name: _entry(folder, entry) for name, entry in groups[group].items()}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"describes a tensor wrongly ({error!r})", where=folder / PARTS) from None
 
 
-def _read_parts(folder: Path) -> dict[str, Any]:
-    groups: dict[str, Any] = read_json(folder / PARTS)
-    return groups
+def _entry(folder: Path, entry: Mapping[str, Any]) -> Entry:
+    shape = tuple(map(int, entry["shape"]))
+    parts = []
+    for file, offset, part_shape in entry["parts"]:
+        box = Box(tuple(map(int, offset)), tuple(map(int, part_shape)))
+        ends = [begin + length for begin, length in zip(box.offset, box.shape, strict=True)]
+        inside = zip(box.offset, box.shape, ends, shape, strict=True)
+        if not all(begin >= 0 and length >= 0 and end <= limit for begin, length, end, limit in inside):
+            raise ValueError(f"{box} lies outside of the shape {shape}")
+        parts.append(StoredPart(folder / file, box))
+    return Entry(DTYPES[entry["dtype"]], shape, tuple(parts))
 
 
 def _read(descriptor: int, offset: int, target: memoryview, path: Path) -> None:
