@@ -1,14 +1,18 @@
 """``groundup checkpoint``: native checkpoints looked at, checked, compared, pruned."""
 
+import contextlib
 import datetime
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.progress import Progress
+
+if TYPE_CHECKING:
+    from groundup.checkpoint.pruning import Keep
 
 _SHOWN = 12
 
@@ -204,11 +208,22 @@ def prune(
     """
     from groundup.checkpoint import store
     from groundup.checkpoint.pruning import Keep
+    from groundup.core.folder_lock import locked_folder
 
     if keep_last < 1 or keep_every < 0:
         raise ConfigError("--keep-last is 1 or more, --keep-every 0 or more", where="checkpoint prune")
-    folders = store.steps_of(_checkpoints_dir(run))
-    found = Keep(last=keep_last, every=keep_every).sort(folders, store.verify)
+    checkpoints = _checkpoints_dir(run)
+    with contextlib.ExitStack() as stack:
+        if not dry_run:
+            run_dir = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
+            stack.enter_context(locked_folder(run_dir, doing="removing checkpoints"))
+        _prune(run, store.steps_of(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run)
+
+
+def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> None:
+    from groundup.checkpoint import store
+
+    found = keep.sort(folders, store.verify)
     for folder, reason in sorted(found.damaged.items()):
         print(f"left, damaged: {folder} ({reason})")
     if not found.kept:

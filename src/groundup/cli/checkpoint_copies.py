@@ -93,8 +93,9 @@ def pull(url: str, run: Path) -> None:
         run: Run folder, new or without this step.
     """
     from groundup.checkpoint.storage import pull as fetch
+    from groundup.core.folder_lock import locked_folder
 
-    with Progress("fetching", 0, "B") as progress:
+    with locked_folder(run, doing="pulling a checkpoint"), Progress("fetching", 0, "B") as progress:
         folder = fetch(url, run, on_read=progress.add)
     print(f"{folder}: sound")
 

@@ -1,8 +1,9 @@
 """``groundup train``."""
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _RANKS = "ranks"
 _LOG = "train.log"
+_DOING = "training"
 
 
 def train(
@@ -49,10 +51,9 @@ def train(
         max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
-    from groundup.parallel.failures import clear_own
     from groundup.parallel.launched import is_worker_of_torchrun, launched
     from groundup.parallel.rank_log import speak_as
-    from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+    from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
 
     if config is not None and "=" in str(config):
         overrides, config = (str(config), *overrides), None
@@ -72,10 +73,6 @@ def train(
                 where="--max-restarts",
                 fix="Leave it out: give it to torchrun, or repeat srun as examples/slurm/train.sbatch does.",
             )
-        if not is_alone:
-            folder = resolved.value.run_dir.absolute() / _RANKS
-            clear_own(folder, rank.rank if rank else 0)
-            os.environ[FOLDER_VARIABLE] = str(folder)
     if rank is not None:
         os.environ.update(rank.environment())  # what Slurm says in its own words
         speak_as(rank.rank)
@@ -91,6 +88,7 @@ def train(
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
+    from groundup.core.folder_lock import locked_folder
     from groundup.core.log import also_to_file
     from groundup.parallel.feasible import require_layout
     from groundup.parallel.launch import run_ranks
@@ -106,22 +104,28 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
         is_fixed=False,
     )
     debug = ["--debug"] if "--debug" in sys.argv else []
-    with also_to_file(config.run_dir / _LOG):
+    with locked_folder(config.run_dir, doing=_DOING), also_to_file(config.run_dir / _LOG):
         return run_ranks(
             world_size,
             ["train", *arguments, *debug],
             folder=config.run_dir / _RANKS,
             max_restarts=max_restarts,
-            newest_step=lambda: _newest_step(config),
+            newest_step=_newest_step(config) if max_restarts else lambda: 0,
         )
 
 
-def _newest_step(config: "TrainConfig") -> int:
-    """The step that a run would continue from; 0 for the beginning."""
-    from groundup.checkpoint import store
+def _newest_step(config: "TrainConfig") -> Callable[[], int]:
+    """Tells the step that a run would continue from; 0 for the beginning."""
+    from groundup.checkpoint.store import find_newest, step_of
+    from groundup.tokens.samples.splits import tokenizer_of_data
 
-    newest = store.newest_verified(config.run_dir / "checkpoints")
-    return store.step_of(newest) if newest else 0
+    tokenizer = tokenizer_of_data(config.data).fingerprint
+
+    def newest_step() -> int:
+        newest, _ = find_newest(config.run_dir / "checkpoints", tokenizer=tokenizer)
+        return step_of(newest) if newest else 0
+
+    return newest_step
 
 
 def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
@@ -131,5 +135,27 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     from groundup.parallel.hang_watch import hang_watch
     from groundup.train.loop import train as run_loop
 
-    with also_to_file(config.run_dir / _LOG), hang_watch(config.hang):
+    with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG), hang_watch(config.hang):
         return run_loop(config, evaluate=evaluate, complete=complete)
+
+
+@contextlib.contextmanager
+def _own_run(run_dir: Path) -> Iterator[None]:
+    """Holds the run folder while entered, once for all ranks; removes what this rank left there before."""
+    from groundup.core.folder_lock import locked_folder, require_unlocked
+    from groundup.parallel.failures import clear_own
+    from groundup.parallel.launched import is_worker_of_torchrun, launch_name, launched
+    from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+
+    with contextlib.ExitStack() as stack:
+        if LAUNCHER_VARIABLE not in os.environ:  # which holds it
+            rank = launched()
+            if rank is None or rank.rank == 0:
+                stack.enter_context(locked_folder(run_dir, doing=_DOING, launch=launch_name()))
+            else:
+                require_unlocked(run_dir, launch=launch_name())
+            if rank is not None or is_worker_of_torchrun():
+                folder = run_dir.absolute() / _RANKS
+                clear_own(folder, rank.rank if rank else 0)
+                os.environ[FOLDER_VARIABLE] = str(folder)
+        yield

@@ -155,7 +155,7 @@ class _Ranks:
                     stderr=out,
                     pass_fds=(self._warnings.descriptor,),
                     start_new_session=True,  # Ctrl-C reaches us alone
-                    preexec_fn=die_with_us,  # no thread of ours is running
+                    preexec_fn=die_with_us,  # only the folder lock's thread runs, which holds nothing
                 )
             self.processes.append(process)
             if self.asked is not None:  # meanwhile
