@@ -68,7 +68,9 @@ def quickstart(
     write_huggingface(loaded, out / "huggingface")
     logger.info("[6/6] generation: completing %r", prompt)
     print(
-        _last_screen(out, config, report, prompt, _completion(loaded, prompt), results["validation"], preset)
+        _last_screen(
+            out, config, report, prompt, _completion(loaded, prompt), results.get("validation"), preset
+        )
     )
 
 
@@ -168,13 +170,18 @@ def _last_screen(
 
     training = open_splits(config.data, seed=config.seed).train
     assert isinstance(training, TokenDataset), "one source, and it was just trained on"
+    validated = (
+        f"Validation loss {validation.loss:.3f} nats a token, {validation.bits_per_byte:.3f} bits per byte.\n"
+        if validation
+        else ""  # nobody asked for one
+    )
+    entropy = unigram_entropy(training.tokens)
     quoted = shlex.quote(prompt)
     data, run_dir, export = config.data.path, config.run_dir, out / "huggingface"
     return f"""
 {prompt}{completion}
 
-Validation loss {validation.loss:.3f} nats a token, {validation.bits_per_byte:.3f} bits per byte.
-Unigram entropy {unigram_entropy(training.tokens):.3f}: the loss of knowing only how frequent each token is.
+{validated}Unigram entropy {entropy:.3f}: the loss of knowing only how frequent each token is.
 
 corpus        {report.documents_path}
 tokenizer     {out / "tokenizer"}

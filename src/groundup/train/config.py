@@ -66,8 +66,9 @@ class ValidationConfig:
     """Loss on text that is not trained on.
 
     Attributes:
-        interval: Steps between validations; 0 for none but the one at the end.
-        num_batches: Micro-batches of each; 0 for the whole split.
+        interval: Steps between validations; another comes at the end of the run, of the test split too. 0
+            for none at all.
+        num_batches: Micro-batches of each, also at the end; 0 for the whole split.
     """
 
     interval: NotNegative = 250

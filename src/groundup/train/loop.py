@@ -76,7 +76,8 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
     """Trains from scratch, or on from the run folder's newest checkpoint, to ``config.num_steps``.
 
     Returns:
-        The evaluation of each held-out split that has a sample, at the end.
+        The evaluation of each held-out split that has a sample, at the end; none where there are no
+        validations.
 
     Raises:
         Interrupted: By Ctrl-C or SIGTERM, after saving.
@@ -142,8 +143,11 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
                     fix="The same command continues from there.",
                 )
 
-    names = [name for name in ("validation", "test") if getattr(run.splits, name)]
-    return {key: found for name in names for key, found in _validate(run, metrics, evaluate, name, 0).items()}
+    held_out = ("validation", "test") if config.validation.interval else ()
+    names = [name for name in held_out if getattr(run.splits, name)]
+    num_batches = config.validation.num_batches
+    evaluations = [_validate(run, metrics, evaluate, name, num_batches) for name in names]
+    return {key: found for evaluation in evaluations for key, found in evaluation.items()}
 
 
 def _shares(run: Run) -> Iterator[tuple[int, int]]:

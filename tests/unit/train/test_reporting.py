@@ -7,7 +7,8 @@ import pytest
 
 from groundup.cli.train import run_training
 from groundup.core import log
-from tests.runs import make_config, make_data
+from groundup.tokens.samples.splits import open_splits
+from tests.runs import make_config, make_data, run
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +35,41 @@ def test_samples_validation_tensorboard_and_log(data, tmp_path):
     assert all(record["text"].startswith("the cat") and len(record["text"]) > 7 for record in samples)
     validations = {record["step"]: record for record in records if record["kind"] == "validation"}
     assert list(validations) == [2, 4, 6]
-    assert validations[2]["num_tokens"] == 2 * 2 * 32
+    assert {record["num_tokens"] for record in validations.values()} == {2 * 2 * 32}  # at the end too
     for record in validations.values():
         assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
         assert 0 < record["bits_per_byte"] < 8
-    assert results["validation"].num_tokens > 2 * 2 * 32
-    assert {"validation", "test"} == set(results)
+    assert {name: found.num_tokens for name, found in results.items()} == {
+        "validation": 2 * 2 * 32,
+        "test": 2 * 2 * 32,
+    }
     assert list((tmp_path / "run/tensorboard").glob("events.out.tfevents.*"))
     text = (tmp_path / "run/train.log").read_text()
     assert "loss at initialisation" in text
     assert "tokens/s" in text
 
 
+def test_no_validations_are_none_at_the_end_either(data, tmp_path):
+    def evaluate(run, dataset, num_batches):
+        raise AssertionError("nobody asked for it")
+
+    config = make_config(data, tmp_path / "run", "validation.interval=0", "validation.num_batches=2")
+    records = run(config, evaluate=evaluate)
+    assert {record["kind"] for record in records} == {"train"}
+
+
+def test_no_number_of_batches_is_the_whole_split(data, tmp_path):
+    settings = ("num_steps=1", "validation.interval=100", "validation.num_batches=0")
+    config = make_config(data, tmp_path / "run", *settings)
+    splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
+    results = run_training(config)
+    assert results["validation"].num_tokens == splits.validation.num_samples * 32
+    assert results["test"].num_tokens == splits.test.num_samples * 32
+
+
 def test_a_loss_of_bits_per_byte_is_the_loss_of_the_bytes(data, tmp_path):
     """bits per byte x bytes = nats x tokens / ln 2, the bytes counted from the text itself."""
-    results = run_training(make_config(data, tmp_path / "run"))
+    results = run_training(make_config(data, tmp_path / "run", "validation.interval=6"))
     validation = results["validation"]
     assert validation.total_loss == pytest.approx(validation.loss * validation.num_tokens)
     assert validation.bits_per_byte * validation.num_bytes == pytest.approx(
