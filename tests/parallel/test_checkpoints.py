@@ -11,13 +11,13 @@ import torch
 
 from groundup.checkpoint import store, writer
 from groundup.checkpoint.groups import Group, group_names
-from groundup.core.errors import MachineError
+from groundup.core.errors import CheckpointError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.layout import Layout
 from groundup.train.batches import read_batch
 from groundup.train.build import build_run, writer_of
-from groundup.train.config import CheckpointConfig, TrainConfig
+from groundup.train.config import CheckpointConfig, StartConfig, TrainConfig
 from groundup.train.step import train_step
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import losses, make_config, make_data, run
@@ -114,6 +114,13 @@ def damage_and_look(config: TrainConfig) -> None:
     (config.run_dir / f"step-{built.team.rank}").write_text(str(built.state.step))
 
 
+def refuse(config: TrainConfig) -> None:
+    """All ranks refuse to begin over damaged checkpoints."""
+    with pytest.raises(CheckpointError) as refused:
+        build_run(config)
+    (config.run_dir / f"error-{os.environ['RANK']}").write_text(str(refused.value))
+
+
 @pytest.mark.slow
 def test_all_ranks_pass_over_what_one_of_them_finds_damaged(data: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(
@@ -127,6 +134,16 @@ def test_all_ranks_pass_over_what_one_of_them_finds_damaged(data: Path, tmp_path
     path.write_bytes(content)
     train_on_ranks(2, [config], tmp_path, damage_and_look)
     assert [(config.run_dir / f"step-{rank}").read_text() for rank in (0, 1)] == ["3", "3"]
+    (store.folder_of(newest.parent, 3) / "COMPLETE").unlink()
+    train_on_ranks(2, [config], tmp_path, refuse)
+    refusals = [(config.run_dir / f"error-{rank}").read_text() for rank in (0, 1)]
+    assert refusals[0] == refusals[1]
+    assert "step_0000006: optimizer-00002-of-00002.safetensors does not match its checksum" in refusals[0]
+    assert "step_0000003: incomplete" in refusals[0]
+    anew = dataclasses.replace(config, start=StartConfig(anew=True))
+    train_on_ranks(2, [anew], tmp_path)
+    assert store.newest_verified(newest.parent) == newest
+    assert (config.run_dir / "set-aside-1/checkpoints/step_0000006").is_dir()
 
 
 @pytest.mark.slow

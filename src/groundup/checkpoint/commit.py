@@ -117,7 +117,7 @@ def put_in_place(temporary: Path, folder: Path) -> None:
     replaced = _replaced_name(folder)
     if folder.exists() or folder.is_symlink():
         if reason := verify(folder):
-            damaged = free_name(folder, "damaged")
+            damaged = free_name(folder.with_name(f"damaged_{folder.name}"))
             folder.rename(damaged)
             logger.warning("%s was damaged (%s) and is now %s", folder, reason, damaged.name)
         else:

@@ -136,7 +136,7 @@ def find_newest(
         found = damage_of(folder, team)
         if not (found.state or found.tokenizer):
             return folder, damaged
-        if not found.state and read_manifest(folder).about.get("tokenizer") == tokenizer:
+        if tokenizer and not found.state and read_manifest(folder).about.get("tokenizer") == tokenizer:
             warn("%s: %s; the tokenizer of the data is the same and is used", folder, found.tokenizer)
             return folder, damaged
         damaged[folder] = found.state or found.tokenizer
@@ -247,16 +247,16 @@ def point_latest(folder: Path) -> None:
     link.unlink(missing_ok=True)
     link.symlink_to(folder.name)
     if latest.is_dir() and not latest.is_symlink():
-        copy = free_name(latest, "copy")  # made by a program that follows links
+        copy = free_name(latest.with_name(f"copy_of_{LATEST}"))  # made by a program that follows links
         latest.rename(copy)
         logger.warning("%s was a folder, not a link, and is now %s", latest, copy.name)
     link.replace(latest)
 
 
-def free_name(path: Path, ending: str) -> Path:
-    """A path that does not exist: ``path.ending``, ``path.ending-2`` and so on."""
-    names = (path.with_name(f"{path.name}.{ending}{'' if n == 1 else f'-{n}'}") for n in itertools.count(1))
-    return next(name for name in names if not name.exists())
+def free_name(path: Path) -> Path:
+    """The path, or ``path-2`` and so on where it exists already."""
+    paths = (path.with_name(f"{path.name}-{count}") if count > 1 else path for count in itertools.count(1))
+    return next(free for free in paths if not free.exists())
 
 
 def remove(folder: Path) -> None:

@@ -113,13 +113,13 @@ def test_damaged_checkpoints_do_not_count_as_kept_and_stay(config, caplog, async
     assert steps_of(config) == [1, 2, 3, 4]
     assert store.verify(folder_of(config, 2)) == store.verify(folder_of(config, 3)) == ""
     assert (config.run_dir / "checkpoints/latest").resolve().name == "step_0000003"
-    assert (config.run_dir / "checkpoints/step_0000003.damaged/model.safetensors").is_file()
+    assert (config.run_dir / "checkpoints/damaged_step_0000003/model.safetensors").is_file()
     assert "step_0000001 is damaged (model.safetensors does not match its checksum)" in caplog.text
     assert "step_0000004 is of a later step than step_0000003" in caplog.text
 
     run(dataclasses.replace(config, num_steps=6))
     assert steps_of(config) == [1, 5, 6]
-    aside = config.run_dir / "checkpoints/step_0000004.damaged/optimizer.safetensors"
+    aside = config.run_dir / "checkpoints/damaged_step_0000004/optimizer.safetensors"
     assert aside.read_bytes() == damaged
 
 
@@ -206,7 +206,7 @@ def test_a_folder_in_place_of_the_link_to_the_latest_is_kept(config) -> None:
     shutil.copytree(folder_of(config, 4), latest)
     run(dataclasses.replace(config, num_steps=5))
     assert str(latest.readlink()) == "step_0000005"
-    assert store.verify(latest.with_name("latest.copy")) == ""
+    assert store.verify(latest.with_name("copy_of_latest")) == ""
 
 
 # Beginning
