@@ -143,11 +143,7 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
                     fix="The same command continues from there.",
                 )
 
-    held_out = ("validation", "test") if config.validation.interval else ()
-    names = [name for name in held_out if getattr(run.splits, name)]
-    num_batches = config.validation.num_batches
-    evaluations = [_validate(run, metrics, evaluate, name, num_batches) for name in names]
-    return {key: found for evaluation in evaluations for key, found in evaluation.items()}
+    return _validate_at_the_end(run, metrics, evaluate)
 
 
 def _shares(run: Run) -> Iterator[tuple[int, int]]:
@@ -250,6 +246,15 @@ def _validate(
         )
         names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
         metrics.record(key, run.state.step, **{value: getattr(evaluation, value) for value in names})
+    return found
+
+
+def _validate_at_the_end(run: Run, metrics: Metrics, evaluate: Evaluate) -> dict[str, Evaluation]:
+    """Evaluates what is held out, as the validations before did; nothing where there were to be none."""
+    found: dict[str, Evaluation] = {}
+    for name in ("validation", "test") if run.config.validation.interval else ():
+        if getattr(run.splits, name):
+            found |= _validate(run, metrics, evaluate, name, run.config.validation.num_batches)
     return found
 
 
