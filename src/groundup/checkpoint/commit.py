@@ -1,7 +1,7 @@
-"""How written files become a checkpoint: manifest and marker, then the name, which replaces nothing sound.
+"""How written files become a checkpoint: manifest and marker, then the name.
 
 The files are prepared under a temporary name and fsynced. What has the name already is moved aside before
-the renaming and removed after it, so that one of the two is there at any instant; a damaged one stays.
+the renaming, and removed after it only on request, so that one of the two is there at any instant.
 """
 
 import shutil
@@ -83,15 +83,17 @@ def complete(
     files: Mapping[str, Mapping[str, Any]],
     state: Mapping[str, Any],
     about: Mapping[str, Any],
+    replaces: bool = False,
 ) -> None:
     """Makes a checkpoint of a folder whose files are written and fsynced: manifest, marker, name.
 
     Args:
         temporary: With the files.
-        folder: To be named so; what has the name is replaced.
+        folder: To be named so.
         files: Size and checksum of each file.
         state: See ``writer.Snapshot``.
         about: See there.
+        replaces: See ``put_in_place``.
     """
     manifest = Manifest(
         kind="checkpoint",
@@ -102,13 +104,16 @@ def complete(
     manifest.write(temporary / MANIFEST)
     with atomic_write(temporary / MARKER) as file:
         file.write(checksum(temporary / MANIFEST).encode() + b"\n")
-    put_in_place(temporary, folder)
+    put_in_place(temporary, folder, replaces=replaces)
 
 
-def put_in_place(temporary: Path, folder: Path) -> None:
+def put_in_place(temporary: Path, folder: Path, *, replaces: bool = False) -> None:
     """Gives a complete checkpoint, whose files are fsynced, its name.
 
-    What has the name is replaced where it is sound; a damaged one is left under another name, in the log.
+    Args:
+        temporary: The checkpoint.
+        folder: To be named so. What has the name is left under another one, in the log.
+        replaces: A sound one that has the name is removed.
     """
     for inner in temporary.rglob("*"):
         if inner.is_dir():
@@ -116,13 +121,14 @@ def put_in_place(temporary: Path, folder: Path) -> None:
     fsync_dir(temporary)
     replaced = _replaced_name(folder)
     if folder.exists() or folder.is_symlink():
-        if reason := verify(folder):
-            damaged = free_name(folder.with_name(f"damaged_{folder.name}"))
-            folder.rename(damaged)
-            logger.warning("%s was damaged (%s) and is now %s", folder, reason, damaged.name)
-        else:
+        reason = verify(folder)
+        if replaces and not reason:
             remove(replaced)
             folder.rename(replaced)
+        else:
+            aside = free_name(folder.with_name(f"{'damaged' if reason else 'other'}_{folder.name}"))
+            folder.rename(aside)
+            logger.warning("%s was there already (%s) and is now %s", folder, reason or "sound", aside.name)
     temporary.rename(folder)
     fsync_dir(folder.parent)
     remove(replaced)

@@ -74,6 +74,7 @@ class _Job:
     shares: list[dict[Key, Held]]
     state: Mapping[str, Any]
     about: Mapping[str, Any]
+    replaces: bool
     began: float
 
 
@@ -129,8 +130,13 @@ class Writer:
         """Whether a save in the background has failed on this rank; ``finish`` then raises."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
 
-    def save(self, step: int, snapshot: Snapshot) -> None:
+    def save(self, step: int, snapshot: Snapshot, *, replaces: bool = False) -> None:
         """Saves ``step_NNNNNNN``; in the background if asynchronous, after the save before has ended.
+
+        Args:
+            step: Of the run.
+            snapshot: Its state then.
+            replaces: A sound checkpoint of this step is removed; else what is there is renamed.
 
         Raises:
             MachineError: This save, or the one before in the background, did not succeed on some rank: the
@@ -159,6 +165,7 @@ class Writer:
             shares=shares,
             state=dict(snapshot.state),
             about=dict(snapshot.about),
+            replaces=replaces,
             began=began,
         )
         if self._thread is None:
@@ -232,7 +239,7 @@ class Writer:
         files = files | describe_files(temporary, others)
         about = {**job.about, "tokenizer": self._tokenizer.fingerprint, "torch": torch.__version__}
         folder = store.folder_of(self._dir, job.step)
-        complete(temporary, folder, files=files, state=dict(job.state), about=about)
+        complete(temporary, folder, files=files, state=dict(job.state), about=about, replaces=job.replaces)
         store.point_latest(folder)
         seconds = time.monotonic() - job.began
         size_bytes = sum(described["bytes"] for described in files.values())

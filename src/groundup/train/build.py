@@ -59,14 +59,15 @@ class Run:
         """Where the run's checkpoints are."""
         return checkpoints_of(self.config)
 
-    def save(self, *, wait: bool) -> None:
+    def save(self, *, wait: bool, replaces: bool = False) -> None:
         """Saves the present state and removes what is older than is kept; all ranks do it together.
 
         Args:
             wait: Until it is on the disk, also where saving is asynchronous.
+            replaces: A sound checkpoint of this step is removed, for it is one of this run.
         """
         snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.team)
-        self.writer.save(self.state.step, snapshot)
+        self.writer.save(self.state.step, snapshot, replaces=replaces)
         if wait:
             self.writer.finish()
 

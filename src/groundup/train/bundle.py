@@ -123,6 +123,7 @@ def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
     writer.save(
         facts.step - 1,
         dataclasses.replace(snapshot, groups={"model": snapshot.groups["model"]}, random=states),
+        replaces=True,
     )
     problem = ""
     if run.team.is_first:

@@ -102,7 +102,7 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
 
     with Interruption() as interruption, batches, run.writer:
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
-            run.save(wait=True)  # there must be something to go back to
+            run.save(wait=True, replaces=True)  # there must be something to go back to
         while state.step < config.num_steps:
             progress_note(state.step + 1, "reading data")
             batch = batches.next_batch()

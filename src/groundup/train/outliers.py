@@ -69,7 +69,8 @@ def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: Rando
     logger.warning(
         "step %d: %s; back to step %d, and on from sample %d", step, result.outlier, state.step, state.samples
     )
-    run.save(wait=True)  # in place of what was gone back to: a resumed run goes on from behind the jump
+    # In place of what was gone back to: a resumed run goes on from behind the jump.
+    run.save(wait=True, replaces=True)
     return True
 
 

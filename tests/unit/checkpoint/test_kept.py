@@ -192,12 +192,26 @@ def test_a_replacement_that_was_interrupted_leaves_one_of_the_two(config, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            put_in_place(temporary, folder)
+            put_in_place(temporary, folder, replaces=True)
     assert not folder.exists()
     assert list(losses(run(dataclasses.replace(config, num_steps=5)))) == [1, 2, 3, 4, 5]
     assert store.verify(folder) == ""
-    put_in_place(shutil.copytree(folder, temporary), folder)
+    put_in_place(shutil.copytree(folder, temporary), folder, replaces=True)
     assert names_of(folder.parent) == ["latest", *(f"step_000000{step}" for step in range(1, 6))]
+
+
+def test_a_sound_checkpoint_of_the_same_step_that_came_meanwhile_is_kept(config, tmp_path, caplog) -> None:
+    coming = folder_of(config, 4).rename(tmp_path / "coming")
+    config = dataclasses.replace(config, sample=dataclasses.replace(config.sample, interval=4))
+
+    def complete(run) -> str:
+        shutil.copytree(coming, folder_of(config, 4))  # between the fourth step and its save
+        return ""
+
+    run(config, complete=complete)
+    assert store.verify(config.run_dir / "checkpoints/other_step_0000004") == ""
+    assert store.verify(folder_of(config, 4)) == ""
+    assert "step_0000004 was there already (sound) and is now other_step_0000004" in caplog.text
 
 
 def test_a_folder_in_place_of_the_link_to_the_latest_is_kept(config) -> None:
