@@ -1,172 +1,50 @@
 """Reads files of ``torch.save`` without running anything that they name.
 
-A pickle says which functions to call. This reader knows the few that make a tensor and has its own
-version of each; objects that Megatron-LM leaves in its ``args`` (enums, paths, random states) become
-inert ``Stub``s; any other name refuses the file. Tensors are memory-mapped: reading a file costs
-nothing until their values are used.
+``pickle_machine`` interprets the pickle; only when all of it is read its tensors get their values, each
+within the bytes that the file has for its storage. In files since torch 1.6 they are memory-mapped: reading
+costs nothing until values are used. Why not ``torch.load``: docs/decisions/004-own-unpickler.md.
 """
 
-import argparse
-import collections
 import contextlib
 import io
+import mmap
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import torch
-from torch import Tensor
 
+from groundup.checkpoint.pickle_machine import read_pickle
+from groundup.checkpoint.pickle_objects import ForbiddenNameError, StorageInPickle
+from groundup.checkpoint.pickle_tensors import with_tensors
 from groundup.core.errors import CheckpointError
-
-Classes = Mapping[tuple[str, str], Callable[..., Any]]
-"""Module and name in a pickle -> what is called in its place."""
 
 _ZIP_BEGIN = b"PK\x03\x04"
 _MAGIC = 0x1950A86A20F9469CFC6C  # of torch.save before version 1.6 (torch/serialization.py)
 _ZIP_LOCAL_HEADER = struct.Struct("<26xHH")  # lengths of name and extra field (APPNOTE.TXT 4.3.7)
-_STORAGE_DTYPES = {
-    "DoubleStorage": torch.float64,
-    "FloatStorage": torch.float32,
-    "HalfStorage": torch.float16,
-    "BFloat16Storage": torch.bfloat16,
-    "LongStorage": torch.int64,
-    "IntStorage": torch.int32,
-    "ShortStorage": torch.int16,
-    "CharStorage": torch.int8,
-    "ByteStorage": torch.uint8,
-    "BoolStorage": torch.bool,
-    "UntypedStorage": torch.uint8,
-}
-_CONTAINERS: Classes = {
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    ("collections", "deque"): collections.deque,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "bytearray"): bytearray,
-    ("builtins", "complex"): complex,
-    ("torch", "Size"): torch.Size,
-}
-# Whatever these modules name is not run and not imported: it becomes a Stub.
-_INERT_MODULES = {
-    *("_codecs", "datetime", "enum", "functools", "numpy", "pathlib", "signal", "torch", "types"),
-    *("apex", "deepspeed", "megatron", "transformer_engine"),
-}
+_ENCRYPTED = 1  # the flag in a zip file's directory
 _MALFORMED = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
     EOFError,
     LookupError,
     ArithmeticError,
-    MemoryError,  # of a size that a damaged file claims
+    MemoryError,
     OSError,
     TypeError,
     ValueError,
-    AttributeError,
-    RuntimeError,  # torch's way to refuse shapes and strides
+    RecursionError,
+    NotImplementedError,  # zipfile's, of versions that it does not know
     struct.error,
 )
 
 
-class Stub:
-    """An object of a class that is not known here: it remembers what it was made from and does nothing."""
-
-    arguments: tuple[Any, ...] = ()
-
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        self.arguments = (*arguments, *named.values())
-
-    def __setstate__(self, state: Any) -> None:
-        """Keeps the state."""
-        self.state = state
-
-    def append(self, item: Any) -> None:
-        """Takes an item and drops it."""
-
-    def extend(self, items: Any) -> None:
-        """Takes items and drops them."""
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        """Takes an entry and drops it."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__qualname__}{self.arguments}"
-
-
-class RestrictedUnpickler(pickle.Unpickler):
-    """Unpickles tensors, containers and stubs.
-
-    Args:
-        file: The pickle.
-        load_storage: Makes the bytes of a storage, of (key, dtype, number of elements).
-        classes: Further classes that the pickle may make, by module and name.
-    """
-
-    def __init__(
-        self,
-        file: IO[bytes],
-        load_storage: Callable[[str, torch.dtype, int], torch.UntypedStorage],
-        classes: Classes | None = None,
-    ) -> None:
-        super().__init__(file, encoding="utf-8")
-        self._load_storage = load_storage
-        # Made anew for each file: what a pickle does to a class stays its own.
-        self._found: dict[tuple[str, str], Any] = {
-            **_CONTAINERS,
-            ("argparse", "Namespace"): type("Namespace", (argparse.Namespace,), {}),
-            ("torch._utils", "_rebuild_tensor"): self._tensor,
-            ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
-            ("torch._utils", "_rebuild_parameter"): self._parameter,
-            **(classes or {}),
-        }
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What stands here for a name in the pickle."""
-        module = "builtins" if module == "__builtin__" else module  # its name in pickles of protocol 2
-        key = (module, name)
-        if key not in self._found:
-            self._found[key] = self._stand_in(module, name)
-        return self._found[key]
-
-    def persistent_load(self, pid: Any) -> Any:
-        """A storage with its dtype."""
-        kind, storage_type, key, _, num_elements = pid[:5]
-        if kind != "storage" or not isinstance(storage_type, torch.dtype):
-            raise pickle.UnpicklingError(f"unknown persistent id {kind!r}")
-        return self._load_storage(str(key), storage_type, int(num_elements)), storage_type
-
-    def _stand_in(self, module: str, name: str) -> Any:
-        if module in {"torch", "torch.cuda", "torch.storage"} and name in _STORAGE_DTYPES:
-            return _STORAGE_DTYPES[name]
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if module.partition(".")[0] in _INERT_MODULES:
-            return type(name, (Stub,), {"__module__": module})
-        raise _ForbiddenNameError(f"{module}.{name}")
-
-    def _tensor(
-        self, storage: Any, offset: int, shape: Sequence[int], stride: Sequence[int], *_: Any
-    ) -> Tensor:
-        untyped, dtype = storage
-        last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        num_elements = untyped.nbytes() // dtype.itemsize
-        if min(*shape, *stride, offset, 0) < 0 or (0 not in shape and last >= num_elements):
-            raise pickle.UnpicklingError(f"a tensor of shape {tuple(shape)} exceeds its storage")
-        return torch.empty(0, dtype=dtype).set_(untyped, offset, torch.Size(shape), tuple(stride))
-
-    def _parameter(self, data: Tensor, *_: Any) -> Tensor:
-        return data
-
-
-class _ForbiddenNameError(Exception):
-    """A pickle names a function or class that no checkpoint needs."""
-
-
-def load_pickled(path: Path, classes: Classes | None = None) -> Any:
-    """The content of a file of ``torch.save``, of any version; tensors on the CPU, memory-mapped.
+def load_pickled(path: Path) -> Any:
+    """The content of a file of ``torch.save``, of any version; tensors on the CPU.
 
     Raises:
         CheckpointError: Missing, damaged, or names something that a checkpoint does not need.
@@ -175,8 +53,8 @@ def load_pickled(path: Path, classes: Classes | None = None) -> Any:
         begin = file.read(4)
         file.seek(0)
         if begin == _ZIP_BEGIN:
-            return _load_zip(file, _mapped(path), classes)
-        return _load_stream(file, classes)
+            return _load_zip(file, _mapped(path))
+        return _load_stream(file)
 
 
 def load_pickled_part(path: Path, offset: int, length: int) -> Any:
@@ -186,22 +64,23 @@ def load_pickled_part(path: Path, offset: int, length: int) -> Any:
         CheckpointError: As ``load_pickled``.
     """
     with _refusing(path), path.open("rb") as file:
+        if not 0 <= offset <= offset + length <= path.stat().st_size:
+            raise EOFError("the file ends early")
         file.seek(offset)
         content = bytearray(file.read(length))
-        if len(content) < length:
-            raise EOFError("the file ends early")
         storage = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
-        return _load_zip(io.BytesIO(content), storage, None)
+        return _load_zip(io.BytesIO(content), storage)
 
 
-def load_plain_pickle(path: Path, classes: Classes) -> Any:
-    """The content of a pickle without tensors that may make some classes.
+def load_plain_pickle(path: Path) -> Any:
+    """The content of a pickle without tensors.
 
     Raises:
         CheckpointError: As ``load_pickled``.
     """
-    with _refusing(path), path.open("rb") as file:
-        return RestrictedUnpickler(file, _no_storage, classes).load()
+    with _refusing(path):
+        content = path.read_bytes()
+        return with_tensors(read_pickle(io.BytesIO(content)), _no_storage, len(content))
 
 
 def storage_offsets(path: Path) -> dict[str, tuple[int, int]]:
@@ -223,7 +102,7 @@ def _refusing(path: Path) -> Iterator[None]:
         raise CheckpointError("no such file", where=path, fix="Copy the checkpoint again, whole.") from None
     except IsADirectoryError:
         raise CheckpointError("is a folder, not a file of torch.save", where=path) from None
-    except _ForbiddenNameError as error:
+    except ForbiddenNameError as error:
         raise CheckpointError(
             f"its pickle wants to call {error}, which no checkpoint needs; nothing of it was run",
             where=path,
@@ -237,8 +116,8 @@ def _refusing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _no_storage(key: str, *_: Any) -> torch.UntypedStorage:
-    raise pickle.UnpicklingError(f"a tensor ({key}) where none is expected")
+def _no_storage(storage: StorageInPickle) -> torch.UntypedStorage:
+    raise pickle.UnpicklingError(f"a tensor ({storage.key}) where none is expected")
 
 
 def _mapped(path: Path) -> torch.UntypedStorage:
@@ -246,28 +125,45 @@ def _mapped(path: Path) -> torch.UntypedStorage:
     return mapped  # type: ignore[no-any-return]  # an UntypedStorage, says its documentation
 
 
-def _load_zip(file: IO[bytes], content: torch.UntypedStorage, classes: Classes | None) -> Any:
-    with zipfile.ZipFile(file) as archive:
+def _load_zip(file: IO[bytes], content: torch.UntypedStorage) -> Any:
+    with zipfile.ZipFile(file) as archive:  # only its directory is used: nothing is unpacked
         records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-        if "data.pkl" not in records:
-            raise pickle.UnpicklingError("a zip file without data.pkl")
-        if "byteorder" in records and archive.read(records["byteorder"]) != b"little":
-            raise pickle.UnpicklingError("written on a big-endian machine")
-        storages: dict[str, torch.UntypedStorage] = {}
 
-        def load_storage(key: str, dtype: torch.dtype, num_elements: int) -> torch.UntypedStorage:
-            if key not in storages:
-                info = records[f"data/{key}"]
-                offset, size = _offset(file, info), num_elements * dtype.itemsize
-                if info.compress_type != zipfile.ZIP_STORED or not 0 <= size <= info.file_size:
-                    raise pickle.UnpicklingError(f"storage {key} is compressed or too short")
-                if offset + size > content.nbytes():
-                    raise pickle.UnpicklingError("the file ends early")
-                storages[key] = content[offset : offset + size]
-            return storages[key]
+    def place(name: str) -> tuple[int, int]:
+        if name not in records:
+            raise pickle.UnpicklingError(f"a zip file without {name}")
+        info = records[name]
+        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & _ENCRYPTED:
+            raise pickle.UnpicklingError(f"{name} is compressed or encrypted, which torch.save never does")
+        offset = _offset(file, info)
+        if not offset <= offset + info.file_size <= content.nbytes():
+            raise EOFError(f"the file ends before {name} does")
+        return offset, info.file_size
 
-        pickled = io.BytesIO(archive.read(records["data.pkl"]))
-        return RestrictedUnpickler(pickled, load_storage, classes).load()
+    def read(name: str) -> bytes:
+        offset, size = place(name)
+        file.seek(offset)
+        found = file.read(size)
+        if zlib.crc32(found) != records[name].CRC:
+            raise zipfile.BadZipFile(f"the checksum of {name} is wrong")
+        return found
+
+    def storage_of(storage: StorageInPickle) -> torch.UntypedStorage:
+        offset, size = place(f"data/{storage.key}")
+        claimed = storage.num_elements * storage.dtype.itemsize
+        if claimed > size:
+            raise pickle.UnpicklingError(f"storage {storage.key} has {size} bytes, said are {claimed}")
+        return _slice(content, offset, offset + claimed)
+
+    if "byteorder" in records and read("byteorder") != b"little":
+        raise pickle.UnpicklingError("written on a big-endian machine")
+    pickled = read("data.pkl")
+    return with_tensors(read_pickle(io.BytesIO(pickled)), storage_of, len(pickled))
+
+
+def _slice(content: torch.UntypedStorage, begin: int, end: int) -> torch.UntypedStorage:
+    part: Any = content[begin:end]
+    return part  # type: ignore[no-any-return]  # as long as the slice has no step
 
 
 def _offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
@@ -276,30 +172,41 @@ def _offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
     return int(info.header_offset + _ZIP_LOCAL_HEADER.size + name_length + extra_length)
 
 
-def _load_stream(file: IO[bytes], classes: Classes | None) -> Any:
+def _load_stream(file: io.BufferedReader) -> Any:
     """The form before torch 1.6: pickles one after another, then each storage's length and bytes."""
-    storages: dict[str, tuple[torch.UntypedStorage, torch.dtype]] = {}
+    storages: dict[str, StorageInPickle] = {}
+    places: dict[str, tuple[int, int]] = {}  # of each storage: its offset and number of elements
 
-    def load_storage(key: str, dtype: torch.dtype, num_elements: int) -> torch.UntypedStorage:
-        if key not in storages:
-            storages[key] = torch.UntypedStorage(num_elements * dtype.itemsize), dtype
-        return storages[key][0]
+    def storage_of(storage: StorageInPickle) -> torch.UntypedStorage:
+        if storage.key not in places:
+            raise pickle.UnpicklingError(f"storage {storage.key} is not in the file")
+        offset, num_elements = places[storage.key]
+        if (storage.num_elements, storage.dtype) != (num_elements, storages[storage.key].dtype):
+            raise pickle.UnpicklingError(
+                f"storage {storage.key} has {num_elements} elements, said are {storage.num_elements}"
+            )
+        buffer = bytearray(num_elements * storage.dtype.itemsize)  # the file has as many bytes
+        file.seek(offset)
+        if file.readinto(buffer) != len(buffer):
+            raise EOFError(f"storage {storage.key} ends early")
+        if not buffer:
+            return torch.UntypedStorage(0)
+        return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
 
-    def load() -> Any:
-        return RestrictedUnpickler(file, load_storage, classes).load()
-
-    if load() != _MAGIC:
-        raise pickle.UnpicklingError("not made by torch.save")
-    load()  # version of the protocol
-    load()  # about the machine
-    content = load()
-    for key in load():
-        storage, dtype = storages[key]
-        [num_elements] = struct.unpack("<q", file.read(8))
-        view = torch.empty(0, dtype=torch.uint8).set_(storage)
-        content_bytes = file.read(view.numel())
-        if num_elements * dtype.itemsize != view.numel() or len(content_bytes) != view.numel():
-            raise EOFError("a storage ends early")
-        if content_bytes:
-            view.copy_(torch.frombuffer(bytearray(content_bytes), dtype=torch.uint8))
-    return content
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if read_pickle(content) != _MAGIC:
+            raise pickle.UnpicklingError("not made by torch.save")
+        read_pickle(content)  # version of the protocol
+        read_pickle(content)  # about the machine
+        tree = read_pickle(content, storages)
+        length = content.tell()
+        for key in read_pickle(content):
+            if key not in storages:
+                raise pickle.UnpicklingError("a storage that no tensor uses")
+            [num_elements] = struct.unpack("<q", content.read(8))
+            end = content.tell() + num_elements * storages[key].dtype.itemsize
+            if not content.tell() <= end <= len(content):
+                raise EOFError(f"storage {key} ends early")
+            places[key] = (content.tell(), num_elements)
+            content.seek(end)
+    return with_tensors(tree, storage_of, length)

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.megatron.names import canonical_name
+from groundup.checkpoint.pickle_objects import Stub
 from groundup.checkpoint.stored import StoredTensor
-from groundup.checkpoint.unpickle import Stub, load_pickled, load_pickled_part, load_plain_pickle
+from groundup.checkpoint.unpickle import load_pickled, load_pickled_part, load_plain_pickle
 from groundup.core.errors import CheckpointError
 
 METADATA = ".metadata"
@@ -62,7 +63,7 @@ def open_distributed(folder: Path) -> DistributedCheckpoint:
     args = common.get("args") if isinstance(common, dict) else None
     if not hasattr(args, "__dict__"):
         raise CheckpointError("has no args, without which the model is not known", where=folder / COMMON)
-    metadata = load_plain_pickle(folder / METADATA, {})
+    metadata = load_plain_pickle(folder / METADATA)
     try:
         tensors = dict(_tensors(_fields(metadata), folder))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
