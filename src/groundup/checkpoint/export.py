@@ -3,7 +3,7 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,18 @@ from groundup.core.manifest import Manifest, describe_files
 
 MANIFEST = "groundup_export.json"
 
+Check = Callable[[Path], None]
+"""Looks at a finished folder before it gets its name; what it raises leaves nothing of it behind."""
+
 
 @contextlib.contextmanager
 def export_folder(
-    folder: Path, stored: StoredModel, *, size_bytes: int, about: Mapping[str, Any]
+    folder: Path,
+    stored: StoredModel,
+    *,
+    size_bytes: int,
+    about: Mapping[str, Any],
+    check: Check | None = None,
 ) -> Iterator[Path]:
     """A temporary folder to fill, which then gets its manifest and its name.
 
@@ -28,6 +36,7 @@ def export_folder(
         stored: The model that is written.
         size_bytes: That will be written.
         about: For the manifest.
+        check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something else, or the model that is being read.
@@ -42,24 +51,44 @@ def export_folder(
             fix="Name a folder beside it.",
         )
     require_free_space(folder.parent, size_bytes + (16 << 20), "the converted model")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        names = sorted(str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file())
-        Manifest(
-            kind="export",
-            inputs={"source": str(stored.source), "tokenizer": stored.tokenizer.fingerprint},
-            files=describe_files(temporary, names),
-            about=dict(about),
-        ).write(temporary / MANIFEST)
-        for name in (*names, MANIFEST):
-            fsync_file(temporary / name)
-        _put_in_place(temporary, folder)
+        with temporary_beside(folder) as temporary:
+            temporary.mkdir(parents=True)
+            yield temporary
+            names = sorted(
+                str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file()
+            )
+            Manifest(
+                kind="export",
+                inputs={"source": str(stored.source), "tokenizer": stored.tokenizer.fingerprint},
+                files=describe_files(temporary, names),
+                about=dict(about),
+            ).write(temporary / MANIFEST)
+            for name in (*names, MANIFEST):
+                fsync_file(temporary / name)
+            if check:
+                check(temporary)
+            _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise MachineError(f"the export could not be written ({error})", where=folder) from error
+
+
+@contextlib.contextmanager
+def temporary_beside(folder: Path) -> Iterator[Path]:
+    """The path of a temporary folder, from which to rename to ``folder``.
+
+    Afterwards it is gone, and if ``folder`` was not written, the folders that were made to hold it are too.
+    """
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.exists():
+            with contextlib.suppress(OSError):  # another process has put something there
+                for parent in missing:
+                    parent.rmdir()
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -84,7 +113,12 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
     replaced = folder.exists()
     if replaced:
         folder.rename(old)
-    temporary.rename(folder)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if replaced:
+            old.rename(folder)
+        raise
     fsync_dir(folder.parent)
     if replaced:
         shutil.rmtree(old)

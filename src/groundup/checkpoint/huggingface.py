@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from groundup.checkpoint.export import export_folder
+from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.huggingface_config import architecture_of, config_json, read_config
 from groundup.checkpoint.huggingface_files import stored_tensors, write_shards
 from groundup.checkpoint.loaded import LoadedModel
@@ -50,6 +50,7 @@ def write_stored(
     *,
     sharding: Sharding = ONE_FILE,
     on_write: Callable[[int], None] | None = None,
+    check: Check | None = None,
 ) -> None:
     """Writes a folder that ``transformers.AutoModelForCausalLM`` and ``AutoTokenizer`` load.
 
@@ -61,6 +62,7 @@ def write_stored(
         folder: To write; may be missing, empty or an earlier export, which is replaced.
         sharding: How many files the weights become.
         on_write: Told the bytes of each tensor when it is written.
+        check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
@@ -73,7 +75,7 @@ def write_stored(
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
     about = {"format": "huggingface", "dtype": dtype}
-    with export_folder(folder, stored, size_bytes=size_bytes, about=about) as temporary:
+    with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.prompt_prefix[0] if stored.prompt_prefix else end, "eos_token_id": end}
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})

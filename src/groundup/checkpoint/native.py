@@ -1,7 +1,5 @@
 """Native checkpoints as a conversion reads and writes them: tensor by tensor."""
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from groundup.checkpoint import store
 from groundup.checkpoint.commit import save_files
 from groundup.checkpoint.contents import MANIFEST, read_manifest
+from groundup.checkpoint.export import Check, temporary_beside
 from groundup.checkpoint.groups import Group, file_name, group_names
 from groundup.checkpoint.safetensors_file import write_safetensors
 from groundup.checkpoint.stored import StoredModel
@@ -64,13 +63,20 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
     )
 
 
-def write_native(stored: StoredModel, folder: Path, *, on_write: Callable[[int], None] | None = None) -> Path:
+def write_native(
+    stored: StoredModel,
+    folder: Path,
+    *,
+    on_write: Callable[[int], None] | None = None,
+    check: Check | None = None,
+) -> Path:
     """Writes a run folder with one checkpoint, which every groundup command takes; returns the checkpoint.
 
     Args:
         stored: The model, read tensor by tensor.
         folder: New or empty.
         on_write: Told the bytes of each tensor when it is written.
+        check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something.
@@ -93,8 +99,7 @@ def write_native(stored: StoredModel, folder: Path, *, on_write: Callable[[int],
         "megatron_args": dict(stored.megatron_args),
         "prompt_prefix": list(stored.prompt_prefix),
     }
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
+    with temporary_beside(folder) as temporary:
         written = save_files(
             temporary / _CHECKPOINTS,
             stored.step,
@@ -104,10 +109,10 @@ def write_native(stored: StoredModel, folder: Path, *, on_write: Callable[[int],
             about=about,
             tokenizer=stored.tokenizer,
         )
+        if check:
+            check(temporary)
         if folder.exists():
             folder.rmdir()  # empty, as was checked
         temporary.rename(folder)
         fsync_dir(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return folder / written.relative_to(temporary)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.finite import require_finite
 from groundup.checkpoint.huggingface import is_huggingface, open_huggingface
 from groundup.checkpoint.loaded import LoadedModel
 from groundup.checkpoint.megatron.files import is_megatron
@@ -15,7 +16,7 @@ from groundup.tokens.tokenizer import Tokenizer
 
 
 def open_model(path: Path, *, device: torch.device, ema: bool = False) -> LoadedModel:
-    """Brings weights (fp32), architecture and tokenizer to memory; needs nothing but the path.
+    """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
         path: As ``open_stored``.
@@ -23,9 +24,11 @@ def open_model(path: Path, *, device: torch.device, ema: bool = False) -> Loaded
         ema: As ``open_stored``.
 
     Raises:
-        CheckpointError, DataError: As ``open_stored``.
+        CheckpointError, DataError: As ``open_stored``; also where weights are not finite.
     """
-    return load(open_stored(path, ema=ema), device=device)
+    loaded = load(open_stored(path, ema=ema), device=device)
+    require_finite(loaded.model.named_parameters(), loaded.source)
+    return loaded
 
 
 def open_stored(

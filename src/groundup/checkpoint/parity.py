@@ -48,6 +48,11 @@ class Parity:
     divergence: float = 0.0
     perplexities: tuple[float, float] = (math.nan, math.nan)
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all logits of both are numbers, none of them infinite."""
+        return math.isfinite(self.max_difference)
+
     def within(self, tolerance: float) -> bool:
         """Whether logits differ by no more than a share of the largest, or of 1 where all are smaller."""
         return self.max_difference <= tolerance * max(1.0, self.largest_logit)

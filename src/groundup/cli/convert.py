@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from groundup.checkpoint.parity import Parity
+    from groundup.checkpoint.proof import Proof
 
 
 def convert(
@@ -28,9 +29,9 @@ def convert(
 
     Reads run folders and checkpoints of groundup, Hugging Face folders (safetensors or .bin) and
     Megatron-LM's checkpoints: of any version and parallelism, with old or new names; nothing in them is
-    run. Weights pass one tensor at a time, so that no model is too large for the memory. Afterwards the
-    result is read back and compared with the original: logits in fp32, perplexity of a short text; a
-    difference beyond 1e-5 of the largest logit is an error.
+    run. Weights pass one tensor at a time, so that no model is too large for the memory. Before it gets its
+    name, the result is read back and compared with the original: logits in fp32, perplexity of a short
+    text; a difference beyond 1e-5 of the largest logit is an error, which leaves nothing behind.
 
     For example:
 
@@ -58,10 +59,9 @@ def convert(
     from groundup.checkpoint.megatron.write import write_megatron
     from groundup.checkpoint.native import write_native
     from groundup.checkpoint.open import open_stored
-    from groundup.checkpoint.parity import TOLERANCE, compare_stored
+    from groundup.checkpoint.proof import Proof
     from groundup.checkpoint.sharding import parse_sharding
     from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
-    from groundup.core.errors import CheckpointError
     from groundup.core.log import logger
     from groundup.core.progress import Progress
     from groundup.tokens.tokenizer import load_tokenizer
@@ -85,42 +85,44 @@ def convert(
     source = source if moments and to != "hf" and not ema else without_moments(source)
     stored = source if dtype == "source" else in_dtype(source, torch_dtype(dtype))
     total = sum(tensor.size_bytes for tensor in (*stored.weights.values(), *stored.moments.values()))
+    proof = Proof(source=source, stored=stored, out=out, keeps_masters=to == "megatron")
     with Progress(f"convert {path}", total, "B") as progress:
         if to == "hf":
-            write_stored(stored, out, sharding=sharding, on_write=progress.add)
+            write_stored(stored, out, sharding=sharding, on_write=progress.add, check=proof)
         elif to == "megatron":
             write_megatron(
-                stored, out, tp=tp, pp=pp, naming=names, masters=source.weights, on_write=progress.add
+                stored,
+                out,
+                tp=tp,
+                pp=pp,
+                naming=names,
+                masters=source.weights,
+                on_write=progress.add,
+                check=proof,
             )
         else:
-            write_native(stored, out, on_write=progress.add)
-    reopened = open_stored(out, moments=bool(stored.moments))
-    exact = to == "megatron" and bool(reopened.moments)  # the weights in fp32 are beside them
-    parity = compare_stored(source if exact else stored, reopened)
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
-    size_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    kept = ", with the optimizer's moments" if reopened.moments else ""
-    print(f"wrote {out} ({size_bytes / 1e6:.1f} MB, {' and '.join(dtypes)}{kept}, from {source.source})")
-    print(f"parity: {_in_words(parity)}")
-    if (
-        dtype != "source"
-        and not exact
-        and any(t.dtype != torch_dtype(dtype) for t in source.weights.values())
-    ):
-        print(f"rounding to {dtype}: {_in_words(compare_stored(source, reopened))}")
-    if not parity.within(TOLERANCE):
-        raise CheckpointError(
-            f"the written model differs from the original: logits by {parity.max_difference:.1e},"
-            f" allowed are {TOLERANCE:.0e} of the largest",
-            where=out,
-            fix="Do not use it. This is a fault of groundup: please report it with the model's config.",
-        )
+            write_native(stored, out, on_write=progress.add, check=proof)
+    _report(proof, dtype)
     if to == "hf":
         print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
     elif to == "native":
         print(f"Next: groundup generate {out}")
-    elif exact:
+    elif proof.is_exact:
         print("Next: let Megatron-LM load it with --no-load-rng --override-opt_param-scheduler")
+
+
+def _report(proof: "Proof", dtype: str) -> None:
+    stored, out = proof.stored, proof.out
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
+    size_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
+    kept = ", with the optimizer's moments" if proof.has_moments else ""
+    print(
+        f"wrote {out} ({size_bytes / 1e6:.1f} MB, {' and '.join(dtypes)}{kept}, from {proof.source.source})"
+    )
+    assert proof.parity, "the writers called it"
+    print(f"parity: {_in_words(proof.parity)}")
+    if proof.rounding:
+        print(f"rounding to {dtype}: {_in_words(proof.rounding)}")
 
 
 def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: str) -> None:

@@ -8,10 +8,13 @@ import torch
 
 from groundup.checkpoint.huggingface import write_huggingface
 from groundup.checkpoint.megatron.read import open_megatron
+from groundup.checkpoint.native import write_native
 from groundup.checkpoint.open import open_model, open_stored
 from groundup.checkpoint.parity import compare
+from groundup.checkpoint.safetensors_file import bytes_of
+from groundup.checkpoint.stored import stored_of
 from groundup.cli.app import build_app
-from groundup.core.errors import CheckpointError, ConfigError
+from groundup.core.errors import CheckpointError, ConfigError, MachineError
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import tiny_model
 
@@ -126,6 +129,69 @@ def test_nothing_is_left_of_a_conversion_that_fails(
         with pytest.raises(KeyboardInterrupt):
             groundup("convert", tmp_path / "hf", tmp_path / "out", "--to", to)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "megatron"]
+
+
+def test_nothing_is_left_of_a_conversion_whose_parity_fails(
+    groundup: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "earlier")
+    before = {path: path.read_bytes() for path in (tmp_path / "earlier").iterdir()}
+
+    def wrong_bytes(tensor: torch.Tensor) -> memoryview:
+        return bytes_of(tensor + 1)
+
+    monkeypatch.setattr("groundup.checkpoint.safetensors_file.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.megatron.write.bytes_of", wrong_bytes)
+    for to in ("native", "hf", "megatron"):
+        for out in (tmp_path / "out", tmp_path / "new" / "folder" / "out"):
+            with pytest.raises(CheckpointError, match=r"out: the written model differs .*; it was removed"):
+                groundup("convert", tmp_path / "hf", out, "--to", to)
+    with pytest.raises(CheckpointError, match=r"earlier: the written model differs"):
+        groundup("convert", tmp_path / "hf", tmp_path / "earlier", "--to", "hf")
+    assert {path: path.read_bytes() for path in (tmp_path / "earlier").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier", "hf"]
+
+
+def test_an_earlier_export_stays_when_the_new_one_cannot_be_put_in_its_place(
+    groundup: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "hf")
+    write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "earlier")
+    before = {path: path.read_bytes() for path in (tmp_path / "earlier").iterdir()}
+    rename = Path.rename
+
+    def fail_for_new(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_new)
+    with pytest.raises(MachineError, match="No space left"):
+        groundup("convert", tmp_path / "hf", tmp_path / "earlier", "--to", "hf")
+    assert {path: path.read_bytes() for path in (tmp_path / "earlier").iterdir()} == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier", "hf"]
+
+
+def test_weights_that_are_not_finite_are_named(groundup: Callable[..., str], tmp_path: Path) -> None:
+    ours = tiny_model("gpt2")
+    with torch.no_grad():
+        ours.model.get_parameter("layers.1.mlp.w1.weight")[0, :3] = torch.nan
+        ours.model.get_parameter("norm.weight")[2] = -torch.inf
+    write_native(stored_of(ours), tmp_path / "run")  # what exports to others refuse
+    (tmp_path / "text.txt").write_text("the sea and the ships\n" * 20)
+    named = r"not finite: 3 of 1,536 in layers\.1\.mlp\.w1\.weight, 1 of 32 in norm\.weight\. It is damaged"
+    for command in (
+        ("generate", "--prompt", "the"),
+        ("generate", "--prompt", "the", "--temperature", 0),
+        ("eval", "--data", tmp_path / "text.txt"),
+        ("eval", "--data", tmp_path / "text.txt", "--tasks", "last_word"),
+        ("convert", tmp_path / "out", "--to", "hf"),
+        ("convert", tmp_path / "out", "--to", "megatron"),
+    ):
+        with pytest.raises(CheckpointError, match=named):
+            groundup(command[0], tmp_path / "run", *command[1:])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_something_is_not_overwritten(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.export import export_folder
+from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.megatron.arguments import args_of
 from groundup.checkpoint.megatron.files import RANK_FILE, TRACKER
 from groundup.checkpoint.megatron.layout import CURRENT_VERSION, Packing, fused_shape, split_dim
@@ -55,6 +55,7 @@ def write_megatron(
     naming: Naming = "legacy",
     masters: Mapping[str, StoredTensor] | None = None,
     on_write: Callable[[float], None] | None = None,
+    check: Check | None = None,
 ) -> Path:
     """Writes one checkpoint; returns its folder, ``iter_NNNNNNN`` or ``release``.
 
@@ -74,6 +75,7 @@ def write_megatron(
         naming: Of the parameters: the Megatron-LM that is to read it.
         masters: The weights in fp32, of which those of the model are rounded; by default the latter, widened.
         on_write: Told the bytes of the model as they are written.
+        check: Called with the temporary folder when it is complete.
 
     Raises:
         ConfigError: The model does not divide into ``tp`` or ``pp``, or Megatron-LM would compute its rotary
@@ -109,7 +111,7 @@ def write_megatron(
         if on_write:  # padding and what all ranks hold is not counted twice
             on_write(written * source_bytes / size_bytes)
 
-    with export_folder(folder, stored, size_bytes=size_bytes, about=about) as temporary:
+    with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         for (stage, rank), share in shares.items():
             path = temporary / name / f"mp_rank_{rank:02d}{f'_{stage:03d}' if pp > 1 else ''}" / RANK_FILE
             path.parent.mkdir(parents=True)
