@@ -46,7 +46,9 @@ class StepResult:
 class NotFinite(TrainingError):
     """Gradients are not finite, and neither a lower loss scale nor a guard mends it; nothing was changed."""
 
-    def __init__(self, state: TrainState, num_samples: int, loss: float, grad_norm: float) -> None:
+    def __init__(
+        self, state: TrainState, num_samples: int, loss: float, grad_norm: float, precision: Precision
+    ) -> None:
         self.step = state.step + 1
         self.first_sample, self.num_samples = state.samples, num_samples
         self.loss, self.grad_norm = loss, grad_norm
@@ -54,8 +56,9 @@ class NotFinite(TrainingError):
         super().__init__(
             f"the gradient norm is {grad_norm} at loss scale {self.loss_scale:g} (loss {loss:.4g})",
             where=f"step {self.step}, samples {state.samples} to {state.samples + num_samples - 1}",
-            fix="Lower optimizer.lr, lengthen the warm-up or set precision=fp32;"
-            " the last checkpoint is intact.",
+            fix="Lower optimizer.lr, or lengthen the warm-up"
+            + ("" if precision.dtype == torch.float32 else ", or set precision=fp32")
+            + "; the last checkpoint is intact.",
         )
 
 
@@ -78,7 +81,7 @@ def train_step(
     finite = math.isfinite(grad_norm)
     scale_can_fall = state.scaler is not None and state.scaler.scale > config.loss_scale.minimum
     if not finite and not scale_can_fall and state.guard is None:
-        raise NotFinite(state, num_samples, float(loss), grad_norm)
+        raise NotFinite(state, num_samples, float(loss), grad_norm, precision)
     outlier = ""
     if state.guard and (finite or not scale_can_fall):
         outlier = _judge(state.guard, float(loss), grad_norm, team)

@@ -16,7 +16,9 @@ from groundup.train.batches import Batch
 from groundup.train.build import build_run
 from groundup.train.bundle import read_bundle
 from groundup.train.diagnose import find_not_finite
+from groundup.train.precision import Precision
 from groundup.train.replay import agreement, open_replayer
+from groundup.train.step import NotFinite
 from tests.runs import make_config, make_data, run
 
 
@@ -67,6 +69,7 @@ def test_a_weight_that_is_infinite_is_named_with_the_sample_that_used_it(data, t
     assert "the first not finite is 1 of 12,288 numbers of the weight embed.tokens.weight" in message
     assert f"for sample {sample} in 1 of 2 micro-batches" in message
     assert f"`groundup replay {tmp_path}/run/failures/step-3` runs this step again" in message
+    assert message.endswith("Lower optimizer.lr, or lengthen the warm-up; the last checkpoint is intact.")
     shutil.rmtree(data.parent / "elsewhere", ignore_errors=True)
     shutil.move(tmp_path / "run/failures/step-3", tmp_path / "elsewhere")  # it needs nothing else
     with pytest.raises(SystemExit) as ended:
@@ -91,6 +94,13 @@ def test_a_module_whose_output_overflows_is_named(data, tmp_path):
     message = fail(config_of(data, tmp_path / "run"), spoil)
     assert "the first not finite is the output of layers.1.mlp.w1 (rank 0, micro-batch 1)" in message
     assert "The largest weight is 3e+38, in layers.1.mlp.w1.bias" in message
+
+
+def test_fp32_is_advised_to_runs_of_16_bits_only(data, tmp_path):
+    state = build_run(make_config(data, tmp_path / "run")).state
+    for name, advised in (("fp32", False), ("bf16", True), ("fp16", True)):
+        error = NotFinite(state, 4, math.nan, math.nan, Precision(name, torch.device("cpu")))
+        assert ("set precision=fp32" in str(error)) == advised
 
 
 class Root(nn.Module):
