@@ -1,10 +1,12 @@
 """A model ready for use, wherever it came from."""
 
 import dataclasses
+import math
 from pathlib import Path
 
 from torch import nn
 
+from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
 from groundup.tokens.tokenizer import Tokenizer
 
@@ -32,3 +34,17 @@ class LoadedModel:
 def begin_id(loaded: LoadedModel) -> int:
     """The id that a text without a prompt begins with: the begin token, or else the end of a document."""
     return loaded.prompt_prefix[0] if loaded.prompt_prefix else loaded.tokenizer.end_of_document_id
+
+
+def require_finite_loss(loss: float, loaded: LoadedModel) -> None:
+    """Refuses to give a figure that was computed of a loss that is no number.
+
+    Raises:
+        CheckpointError: The loss is NaN or infinite.
+    """
+    if not math.isfinite(loss):
+        raise CheckpointError(
+            f"its loss is {loss}, though its weights are finite: numbers overflow while it computes",
+            where=loaded.source,
+            fix="Measure with --precision fp32, or take an earlier checkpoint.",
+        )

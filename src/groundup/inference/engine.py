@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from groundup.core.errors import DataError
+from groundup.core.errors import CheckpointError, DataError
 from groundup.inference.sampler import Sampling, sample
 from groundup.models import ModelConfig
 from groundup.models.cache import KeyValueCache
@@ -133,6 +133,7 @@ class Engine:
 
         Raises:
             DataError: A prompt is empty, longer than the context, or has an id outside the vocabulary.
+            CheckpointError: The model computes logits that are not finite.
         """
         for prompt in prompts:
             self._check(prompt)
@@ -175,7 +176,7 @@ class Engine:
         Text comes in whole characters. The last piece says why the text ended.
 
         Raises:
-            DataError: As ``generate``.
+            DataError, CheckpointError: As ``generate``; the latter while it is read.
         """
         self._check(prompt)
         return self._pieces(self._steps([prompt], [_generator(seed)], sampling, max_new_tokens, stop_ids))
@@ -252,7 +253,14 @@ class Engine:
         """Logits [B, V] of the token after the last one; ids without meaning are cut off."""
         hidden_BTD = self._model(tokens_BT, cache=cache)
         head_VD = self._model.head.weight[: self._vocab_size]
-        return linear(hidden_BTD[:, -1], head_VD).float()
+        logits_BV = linear(hidden_BTD[:, -1], head_VD).float()
+        if not logits_BV.isfinite().all():  # of which any token could be drawn, or none
+            raise CheckpointError(
+                "the model's logits are not finite: its weights are not, or numbers overflow in"
+                f" {str(self._dtype).removeprefix('torch.')}",
+                fix="Take an earlier checkpoint.",
+            )
+        return logits_BV
 
     def _new_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
         return KeyValueCache(

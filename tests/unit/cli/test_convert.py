@@ -194,6 +194,26 @@ def test_weights_that_are_not_finite_are_named(groundup: Callable[..., str], tmp
     assert not (tmp_path / "out").exists()
 
 
+def test_models_whose_numbers_overflow_are_told(groundup: Callable[..., str], tmp_path: Path) -> None:
+    ours = tiny_model("llama")
+    with torch.no_grad():  # finite, but not what is computed of it
+        for block in ours.model.get_submodule("layers").children():
+            block.get_parameter("mlp.w1.weight").fill_(1e30)
+            block.get_parameter("mlp.w3.weight").fill_(1e30)
+    write_huggingface(ours, tmp_path / "hf")
+    (tmp_path / "text.txt").write_text("the sea and the ships\n" * 20)
+    for command, message in (
+        (("generate", "--prompt", "the"), "the model's logits are not finite"),
+        (("generate", "--prompt", "the", "--num-samples", 2), "the model's logits are not finite"),
+        (("eval", "--data", tmp_path / "text.txt"), "its loss is nan, though its weights are finite"),
+        (("eval", "--data", tmp_path / "text.txt", "--tasks", "last_word"), "its loss is nan, though its"),
+        (("convert", tmp_path / "out", "--to", "native"), "its logits are not finite, though its weights"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            groundup(command[0], tmp_path / "hf", *command[1:])
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_holds_something_is_not_overwritten(
     groundup: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.loaded import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
@@ -60,6 +60,7 @@ class LastWord:
                 right += batch_right
                 total_loss += batch_loss
                 progress.add(len(batch))
+        require_finite_loss(total_loss, loaded)
         accuracy = right / len(passages)
         return {
             "accuracy": accuracy,

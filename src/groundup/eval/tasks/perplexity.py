@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.loaded import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.progress import Progress
 from groundup.eval.data import SplitName, open_tokens
@@ -55,6 +55,7 @@ class PerplexityTask:
                 max_tokens=self.max_tokens,
                 on_progress=progress.add,
             )
+        require_finite_loss(evaluation.loss, loaded)
         return {
             "loss": evaluation.loss,
             "perplexity": evaluation.perplexity,
