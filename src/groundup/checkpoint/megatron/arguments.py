@@ -249,9 +249,17 @@ def args_of(
     }
 
 
-def count_layers(chunk: Mapping[str, StoredTensor]) -> int:
-    """Layers in one part of a model, which are numbered from 0."""
-    return 1 + max((layer for name in chunk if (layer := layer_of(name)) is not None), default=-1)
+def count_layers(chunk: Mapping[str, StoredTensor], where: Path) -> int:
+    """Layers in one part of a model, which are numbered from 0.
+
+    Raises:
+        CheckpointError: Numbers are missing.
+    """
+    layers = {layer for name in chunk if (layer := layer_of(name)) is not None}
+    missing = next((number for number in range(len(layers)) if number not in layers), None)
+    if missing is not None:
+        raise CheckpointError(f"has no layer {missing}, though layer {max(layers)}", where=where)
+    return len(layers)
 
 
 def _whole(value: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from groundup.checkpoint.megatron.args_in_file import args_in, require_number
 from groundup.checkpoint.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
 
@@ -151,7 +152,9 @@ def _open_rank(folder: Path) -> Rank:
     )
     if not names or not all(isinstance(content[name], dict) for name in names):
         raise CheckpointError(f"holds no model, only {', '.join(map(str, content))[:200]}", where=path)
-    version = content.get("checkpoint_version", 0)
+    require_number(content, "iteration", path)
+    require_number(content, "checkpoint_version", path)
+    version = content.get("checkpoint_version") or 0
     if version not in _VERSIONS:
         raise CheckpointError(
             f"checkpoint_version is {version!r}; known are {', '.join(map(str, _VERSIONS))}",
@@ -160,7 +163,7 @@ def _open_rank(folder: Path) -> Rank:
         )
     return Rank(
         path=path,
-        args=vars(content["args"]) if hasattr(content.get("args"), "__dict__") else {},
+        args=args_in(content, path),
         version=float(version),
         chunks=tuple(content[name] for name in names),
         content=content,

@@ -7,6 +7,7 @@ megatron/optimizer/__init__.py). The distributed optimizer keeps flat buffers, f
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def read_masters(rank: Rank, chunks: Chunks) -> Chunks:
     if not groups:
         return ()
     order = list(_in_groups(chunks, _param_groups(optimizer, rank.path)))
-    tensors = [tensor for group in groups for tensor in group]
+    tensors = [tensor for group in groups if isinstance(group, list) for tensor in group]
     return _named(chunks, order, tensors, rank.path, "fp32_from_fp16_params")
 
 
@@ -80,8 +81,10 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
         entries = {entry: _distributed(distributed, entry, chunks) for entry in ENTRIES}
         return RankMoments(masters=masters, entries=entries, step=_step(groups, {}))
     states = _inner(optimizer).get("state", {})
+    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
+        raise CheckpointError("its optimizer's state is no dict of dicts", where=rank.path, fix=_WITHOUT)
     order = list(_in_groups(chunks, groups))
-    numbers = [number for group in groups for number in group["params"]]
+    numbers = [number for group in groups for number in group.get("params", [])]
     entries = {}
     for entry in ENTRIES:
         tensors = [states.get(number, {}).get(entry) for number in numbers]
@@ -96,11 +99,20 @@ def _inner(optimizer: Any) -> Mapping[str, Any]:
 
 def _param_groups(optimizer: Any, path: Path) -> list[dict[str, Any]]:
     groups = _inner(optimizer).get("param_groups")
-    if not isinstance(groups, list) or not all(isinstance(group, dict) for group in groups):
+    if not isinstance(groups, list) or not all(_is_group(group) for group in groups):
         raise CheckpointError(
             "its optimizer is of a kind that is not known (no param_groups)", where=path, fix=_WITHOUT
         )
     return groups
+
+
+def _is_group(group: Any) -> bool:
+    return (
+        isinstance(group, dict)
+        and isinstance(group.get("params", []), list)
+        and all(type(number) is int for number in group.get("params", []))
+        and isinstance(group.get("wd_mult", 0), int | float)
+    )
 
 
 def _in_groups(chunks: Chunks, groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, str]]:
@@ -133,8 +145,11 @@ def _named(
 
 def _step(groups: Sequence[Mapping[str, Any]], states: Mapping[Any, Any]) -> int | None:
     for place in (*groups, *states.values()):
-        if "step" in place:
-            return int(place["step"])
+        step = place.get("step")
+        if isinstance(step, Tensor) and step.numel() == 1:
+            step = step.item()
+        if isinstance(step, int | float) and math.isfinite(step):
+            return int(step)
     return None
 
 

@@ -54,7 +54,7 @@ def open_megatron(
             paths=[folder],
             chunks=[distributed.tensors],
             first_layer=0,
-            num_layers=count_layers(distributed.tensors),
+            num_layers=count_layers(distributed.tensors, folder),
         )
         opening = _Opening(
             path, folder, distributed.args, distributed.content, CURRENT_VERSION, tokenizer, vocab_size
@@ -150,7 +150,7 @@ def _stages(grid: RankGrid, tensors: Mapping[Path, Chunks]) -> Iterator[Stage]:
                 {name: in_memory(tensor) for name, tensor in tensors[rank.path][number].items()}
                 for rank in ranks
             ]
-            num_layers = count_layers(chunks[0])
+            num_layers = count_layers(chunks[0], ranks[0].path)
             yield Stage(
                 paths=[rank.path for rank in ranks],
                 chunks=chunks,

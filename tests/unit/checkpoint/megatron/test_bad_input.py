@@ -99,6 +99,11 @@ def other_head(content: dict[str, Any]) -> None:
     content["model"]["word_embeddings_for_head"]["weight"][3] += 1
 
 
+def far_layer(content: dict[str, Any]) -> None:
+    layers = encoder(content)
+    layers["layers.999999999.mlp.dense_h_to_4h.bias"] = torch.zeros(24)
+
+
 def set_args(**values: Any) -> Change:
     return lambda content: vars(content["args"]).update(values)
 
@@ -121,6 +126,14 @@ def set_args(**values: Any) -> Change:
         (0, set_args(swiglu=True), "with rotary positions or SwiGLU, but without rotary positions"),
         (0, set_args(position_embedding_type="alibi"), "without learned or rotary positions"),
         (0, set_args(normalization="RMSNorm"), "normalization = 'RMSNorm' is not supported"),
+        (0, set_args(num_layers="two"), "num_layers is 'two', expected a number"),
+        (0, set_args(rotary_base=[1]), "rotary_base is '[1]', expected a number"),
+        (0, set_args(consumed_train_samples=float("nan")), "consumed_train_samples is 'nan'"),
+        (0, set_args(vocab_file=3), "vocab_file is '3', expected a text"),
+        (0, lambda content: content.update(iteration="x"), "iteration is 'x', expected a number"),
+        (0, lambda content: content.update(checkpoint_version=torch.ones(2)), "checkpoint_version is"),
+        (0, lambda content: content.update(args={"num_layers": 2}), "its args are no argparse.Namespace"),
+        (0, far_layer, "has no layer 1, though layer 999999999"),
         (0, set_args(num_attention_heads=5), "kv_channels = 8 is not supported|describe no model"),
     ],
 )  # fmt: skip

@@ -122,3 +122,78 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"wants to call posix\.system"):
         open_megatron(folder)
     assert not (tmp_path / "victim").exists()
+
+
+def edit_metadata(folder: Path, change: Callable[[Metadata], None]) -> None:
+    path = folder / "iter_0000020" / ".metadata"
+    metadata = pickle.loads(path.read_bytes())
+    change(metadata)
+    path.write_bytes(pickle.dumps(metadata))
+
+
+FC1 = "decoder.layers.mlp.linear_fc1.weight"
+
+
+def first_twice(metadata: Metadata) -> None:
+    """The second half has the bytes of the first, and is to lie at its place too."""
+    described: Any = metadata.state_dict_metadata[FC1]
+    described.chunks[1] = described.chunks[0]
+
+
+def one_less(metadata: Metadata) -> None:
+    metadata.state_dict_metadata[FC1].chunks.pop()  # type: ignore[union-attr]
+
+
+def wild_shape(metadata: Metadata) -> None:
+    metadata.state_dict_metadata[FC1].size = torch.Size([2**50, 48, 32])  # type: ignore[union-attr]
+
+
+def outside(metadata: Metadata) -> None:
+    described: Any = metadata.state_dict_metadata[FC1]
+    chunk = described.chunks[0]
+    place = metadata.storage_data[MetadataIndex(FC1, chunk.offsets)]
+    chunk.offsets = torch.Size([7, 0, 0])
+    metadata.storage_data[MetadataIndex(FC1, chunk.offsets)] = place
+
+
+def negative(metadata: Metadata) -> None:
+    for place in metadata.storage_data.values():
+        place.offset = -5
+
+
+def too_long(metadata: Metadata) -> None:
+    for place in metadata.storage_data.values():
+        place.length = 2**60
+
+
+def other_dtype(metadata: Metadata) -> None:
+    described: Any = metadata.state_dict_metadata[FC1]
+    described.properties.dtype = torch.int32
+
+
+def no_file(metadata: Metadata) -> None:
+    for place in metadata.storage_data.values():
+        place.relative_path = "../../../../../../etc/passwd"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (first_twice, "two pieces of .* overlap"),
+        (one_less, "values of layer 1 of .* are there"),
+        (wild_shape, "do not make a tensor of shape"),
+        (outside, "do not make a tensor of shape"),
+        (negative, "do not make a tensor of shape"),
+        (too_long, "the file ends early"),
+        (other_dtype, "is not what .metadata says"),
+        (no_file, "passwd: no such file, though .metadata names it"),
+    ],
+)
+def test_pieces_make_a_tensor_once_and_wholly(
+    change: Callable[[Metadata], None], message: str, tmp_path: Path
+) -> None:
+    """What no piece fills would be memory that was used before, written into somebody's model."""
+    folder = write_distributed(tiny_model("gpt2"), tmp_path, in_pieces, stacked=True)
+    edit_metadata(folder, change)
+    with pytest.raises(CheckpointError, match=message):
+        load(open_megatron(folder), device="cpu")
