@@ -20,10 +20,21 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
     """Name and content of each stored tensor, of one file or of all shards.
 
     Raises:
-        CheckpointError: Files are missing or damaged.
+        CheckpointError: Files are missing or damaged, or two of them hold a tensor of one name.
     """
+    seen: dict[str, Path] = {}
     for path in _weight_files(folder):
-        yield from (read_safetensors(path) if path.suffix == ".safetensors" else _read_bin(path)).items()
+        for name, tensor in (
+            read_safetensors(path) if path.suffix == ".safetensors" else _read_bin(path)
+        ).items():
+            if name in seen:
+                raise CheckpointError(
+                    f"holds {name}, which {seen[name].name} holds too",
+                    where=path,
+                    fix="Copy the folder again: its files are of different models or saves.",
+                )
+            seen[name] = path
+            yield name, tensor
 
 
 def write_shards(
@@ -54,7 +65,9 @@ def write_shards(
 
 def _read_bin(path: Path) -> dict[str, StoredTensor]:
     content = load_pickled(path)
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
         raise CheckpointError("holds something else than tensors by name", where=path)
     return {name: in_memory(tensor) for name, tensor in content.items()}
 
@@ -63,7 +76,7 @@ def _weight_files(folder: Path) -> list[Path]:
     for name in _NAMES:
         index = folder / f"{name}.index.json"
         if index.is_file():
-            paths = [folder / shard for shard in sorted(set(read_json(index).get("weight_map", {}).values()))]
+            paths = [folder / shard for shard in _shards(index)]
         elif (folder / name).is_file():
             paths = [folder / name]
         else:
@@ -77,3 +90,26 @@ def _weight_files(folder: Path) -> list[Path]:
         where=folder,
         fix="Copy the folder again, whole.",
     )
+
+
+def _shards(index: Path) -> list[str]:
+    """The files that an index names; they lie beside it."""
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            "has no weight_map, which names files", where=index, fix="Copy the folder again."
+        )
+    for shard in weight_map.values():
+        if (
+            not isinstance(shard, str)
+            or shard in ("", ".", "..")
+            or Path(shard).name != shard
+            or "\0" in shard
+        ):
+            raise CheckpointError(
+                f"names {str(shard)[:80]!r}, which is no file beside it",
+                where=index,
+                fix="Do not use this folder: its index leads to files of others.",
+            )
+    return sorted(set(weight_map.values()))

@@ -1,6 +1,7 @@
 """Files of safetensors, written tensor by tensor: the library's own writer wants them all at once."""
 
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -138,18 +139,43 @@ def read_header(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], int
     try:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
+            size_bytes = path.stat().st_size - 8 - length
+            if size_bytes < 0:
                 raise ValueError(f"a header of {length:,} bytes")
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
+        end = 0
+        for entry in sorted(header.values(), key=lambda entry: tuple(entry["data_offsets"])):
+            end = _end_of(entry, end)
+        if end != size_bytes:
+            raise ValueError(f"{size_bytes:,} bytes of values, where the header tells of {end:,}")
         return {
             name: (DTYPES[entry["dtype"]], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0])
             for name, entry in header.items()
         }
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, struct.error) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        AttributeError,
+        TypeError,
+        RecursionError,  # of JSON that is nested deeply
+        struct.error,
+    ) as error:
         raise CheckpointError(
             f"cannot be read as safetensors ({error})", where=path, fix="Copy the file again."
         ) from None
+
+
+def _end_of(entry: Mapping[str, Any], begin: int) -> int:
+    """Where a tensor ends that has to begin there, as the format wants: no gaps, nothing twice."""
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
+        raise ValueError(f"a tensor of shape {shape} at {offsets}")
+    end: int = begin + math.prod(shape) * DTYPES[entry["dtype"]].itemsize
+    if offsets != [begin, end]:
+        raise ValueError(f"a tensor of shape {shape} at {offsets}, where {[begin, end]} was expected")
+    return end
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

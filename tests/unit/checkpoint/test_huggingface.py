@@ -18,6 +18,7 @@ from groundup.checkpoint.huggingface import (
 from groundup.checkpoint.logical import logical_weights
 from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
 from groundup.checkpoint.parity import compare, rounded
+from groundup.checkpoint.safetensors_file import read_header, read_safetensors
 from groundup.checkpoint.sharding import Sharding, parse_sharding
 from groundup.checkpoint.stored import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
 from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
@@ -307,3 +308,81 @@ def test_the_nearest_name_is_told(tmp_path: Path) -> None:
     expected = r"missing: model\.layers\.1\.mlp\.down_proj\.weight \(there is .*1\.mlp\.downproj\.weight\)"
     with pytest.raises(CheckpointError, match=expected):
         read_huggingface(tmp_path / "out")
+
+
+def test_an_index_names_files_beside_it_each_tensor_once(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    write_stored(stored_of(tiny_model("gpt2")), folder, sharding=Sharding(num_files=2))
+    (tmp_path / "elsewhere.safetensors").write_bytes(
+        (folder / "model-00001-of-00002.safetensors").read_bytes()
+    )
+    index = folder / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    for shard in (
+        "../elsewhere.safetensors",
+        str(tmp_path / "elsewhere.safetensors"),
+        "..",
+        "",
+        "a/../b",
+        3,
+        None,
+    ):
+        name = next(iter(good["weight_map"]))
+        index.write_text(json.dumps({"weight_map": {**good["weight_map"], name: shard}}))
+        with pytest.raises(CheckpointError, match=r"index\.json: names .*, which is no file beside it"):
+            open_huggingface(folder)
+    for content in ([], {}, {"weight_map": []}, {"weight_map": {}}, "text"):
+        index.write_text(json.dumps(content))
+        with pytest.raises(CheckpointError, match=r"index\.json: has no weight_map"):
+            open_huggingface(folder)
+    copy = folder / "model-00003-of-00002.safetensors"
+    copy.write_bytes((folder / "model-00001-of-00002.safetensors").read_bytes())
+    index.write_text(json.dumps({"weight_map": {**good["weight_map"], "more": copy.name}}))
+    with pytest.raises(
+        CheckpointError, match=r"00003.*holds .*, which model-00001-of-00002.safetensors holds too"
+    ):
+        open_huggingface(folder)
+
+
+HEADERS: dict[str, Any] = {
+    "overlap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [2], [4, 12])},
+    "a gap": {"a": ("F32", [2], [0, 8]), "b": ("F32", [1], [12, 16])},
+    "out of range": {"a": ("F32", [2], [8, 16])},
+    "behind the end": {"a": ("F32", [5], [0, 20])},
+    "before the end": {"a": ("F32", [1], [0, 4])},
+    "another shape": {"a": ("F32", [3], [0, 16])},
+    "wild shape": {"a": ("F32", [2**62, 4], [0, 16])},
+    "negative shape": {"a": ("F32", [-2, -2], [0, 16])},
+    "negative offset": {"a": ("F32", [4], [-16, 0])},
+    "fractions": {"a": ("F32", [4.0], [0, 16])},
+    "texts": {"a": ("F32", ["4"], [0, 16])},
+    "no offsets": {"a": ("F32", [4], [])},
+    "unknown dtype": {"a": ("X9", [4], [0, 16])},
+}
+
+
+@pytest.mark.parametrize("entries", HEADERS.values(), ids=HEADERS.keys())
+def test_headers_of_safetensors_that_lead_astray_are_refused(entries: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    header = {
+        name: {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        for name, (dtype, shape, offsets) in entries.items()
+    }
+    for text in (json.dumps(header), json.dumps(list(header)), "[" * 100_000):
+        path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
+        for read in (read_header, read_safetensors):
+            with pytest.raises(CheckpointError, match=r"a\.safetensors: cannot be read as safetensors"):
+                read(path)
+    path.write_bytes((2**63).to_bytes(8, "little") + b"{}")
+    for read in (read_header, read_safetensors):
+        with pytest.raises(CheckpointError, match=r"a\.safetensors: cannot be read as safetensors"):
+            read(path)
+
+
+def test_the_header_of_a_good_file_is_read(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(2, 3), "empty": torch.empty(0, 5), "a": torch.arange(4, dtype=torch.int8)}
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"x": "y"})
+    found = read_header(tmp_path / "a.safetensors")
+    assert {name: (t.dtype, tuple(t.shape)) for name, t in tensors.items()} == {
+        name: (dtype, shape) for name, (dtype, shape, _) in found.items()
+    }
