@@ -3,14 +3,18 @@
 import argparse
 import collections
 import pickle
+import signal
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from groundup.checkpoint import pickle_machine, pickle_objects
 from groundup.checkpoint.pickle_objects import Stub
@@ -356,3 +360,32 @@ def test_a_file_may_be_a_zip_that_names_a_record_twice(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("archive/data/0", FOUR[:8])
     assert "storage 0 has 8 bytes" in refusal(lambda: load_pickled(path))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, dict[str, bytes]]:
+    """The pickle and the storages of a file that torch.save wrote."""
+    path = tmp_path_factory.mktemp("saved") / "a.pt"
+    args = argparse.Namespace(lr=0.1, state=np.random.get_state(), dtype=torch.float16, stop=signal.SIGTERM)
+    tensors = {"a": torch.arange(6.0).reshape(2, 3).T, "b": torch.arange(3)}
+    torch.save({"model": tensors, "args": args, "optimizer": {"state": {0: [(1, 2.5), {3}]}}}, path)
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("a/data.pkl"), {key: archive.read(f"a/data/{key}") for key in "01"}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=4))
+def test_a_pickle_with_changed_bytes_is_read_or_refused(
+    changes: list[tuple[int, int]], saved: tuple[bytes, dict[str, bytes]], tmp_path: Path
+) -> None:
+    path, content = tmp_path / "a.pt", bytearray(saved[0])
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    write_zip(path, bytes(content[2:-1]), saved[1])
+    try:
+        found = load_pickled(path)
+    except CheckpointError as error:
+        assert "\n" not in str(error)
+    else:
+        for tensor in found["model"].values() if isinstance(found, dict) and "model" in found else ():
+            assert not isinstance(tensor, torch.Tensor) or tensor.untyped_storage().nbytes() <= 24
