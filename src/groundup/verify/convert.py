@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.huggingface import write_stored
+from groundup.checkpoint.huggingface import is_huggingface, write_stored
 from groundup.checkpoint.megatron.names import Naming
 from groundup.checkpoint.megatron.rope import why_not_legacy
 from groundup.checkpoint.megatron.vocabulary import padded_rows
@@ -33,6 +33,7 @@ _COPIES = 3
 
 _WEIGHTS = "model.safetensors"
 _TRANSFORMERS = "hf, computed by transformers"
+_SOURCE = "the source, computed by transformers"
 
 OnWrite = Callable[[float], None]
 
@@ -98,6 +99,8 @@ def verify_convert(stored: StoredModel, scratch: Path, *, on_write: OnWrite) -> 
     wanted = without_moments(with_biases(stored))
     yield _circle(wanted, originals[None], scratch, on_write)
     yield _in_transformers(wanted, originals[None], scratch / "one", on_write)
+    if is_huggingface(stored.source):
+        yield _computed_by_transformers(_SOURCE, stored.source, wanted, originals[None])
 
 
 def _paths(stored: StoredModel) -> Iterator[_Path]:
@@ -199,22 +202,30 @@ def _circle(stored: StoredModel, original: Reference, scratch: Path, on_write: O
 
 
 def _in_transformers(stored: StoredModel, original: Reference, folder: Path, on_write: OnWrite) -> Converted:
-    """What Hugging Face's own implementation computes from what was written."""
+    """What Hugging Face's own implementation computes from what is written for it."""
+    try:
+        write_stored(stored, folder, on_write=on_write)
+        return _computed_by_transformers(_TRANSFORMERS, folder, stored, original)
+    except GroundupError as error:
+        return Converted(path=_TRANSFORMERS, problem=str(error))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _computed_by_transformers(name: str, folder: Path, stored: StoredModel, original: Reference) -> Converted:
+    """Whether ``transformers`` computes what groundup does, of a folder that holds the model."""
     if importlib.util.find_spec("transformers") is None:
-        return Converted(path=_TRANSFORMERS, omitted="not checked: pip install transformers")
+        return Converted(path=name, omitted="not checked: pip install transformers")
     needed = 4 * sum(torch.Size(tensor.shape).numel() for tensor in stored.weights.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     if needed > memory:
         reason = f"not checked: needs {needed / 1e9:.1f} GB of memory, {memory / 1e9:.1f} GB are free"
-        return Converted(path=_TRANSFORMERS, omitted=reason)
+        return Converted(path=name, omitted=reason)
     try:
-        write_stored(stored, folder, on_write=on_write)
         parity = original.compare_logits(partial(_transformers_logits, folder))
-    except (GroundupError, ValueError, RuntimeError, OSError) as error:  # theirs, of a folder they refuse
-        return Converted(path=_TRANSFORMERS, problem=f"{type(error).__name__}: {error}")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return Converted(path=_TRANSFORMERS, parity=parity)
+    except (ValueError, RuntimeError, OSError) as error:  # theirs, of a folder they refuse
+        return Converted(path=name, problem=f"{type(error).__name__}: {error}")
+    return Converted(path=name, parity=parity)
 
 
 @torch.inference_mode()

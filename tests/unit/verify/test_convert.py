@@ -35,6 +35,22 @@ def verified(stored: StoredModel, scratch: Path) -> dict[str, Converted]:
     return found
 
 
+def test_a_source_that_transformers_computes_otherwise_is_found(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = tmp_path / "source"
+    write_huggingface(tiny_model("llama"), source)
+    (tmp_path / "scratch").mkdir()
+    stored = open_huggingface(source)
+    name = "the source, computed by transformers"
+    assert verified(stored, tmp_path / "scratch")[name].is_right
+    path = source / "config.json"
+    path.write_text(path.read_text().replace('"rope_theta": 10000', '"rope_theta": 20000'))
+    found = verified(stored, tmp_path / "scratch")  # groundup has read the base of before
+    assert [one.path for one in found.values() if not one.is_right] == [name]
+    assert found[name].parity is not None
+    assert found[name].parity.max_difference > 1e-3
+
+
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -145,7 +161,8 @@ def test_the_table_and_the_exit_code(
     assert not ended.value.code
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["path", "logits", "top-1", "weights", "verdict"]
-    assert len(lines) == 1 + NUM_PATHS
+    assert len(lines) == 2 + NUM_PATHS
+    assert lines[-1].startswith("the source, computed by transformers  ")
     assert all(line.endswith("right") for line in lines[1:])
     monkeypatch.setattr(convert, "open_stored", lambda *_, **__: open_huggingface(tmp_path / "other"))
     write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "other")
