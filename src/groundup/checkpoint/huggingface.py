@@ -1,7 +1,8 @@
 """Hugging Face folders: GPT-2 and Llama models as ``transformers`` saves and loads them."""
 
+import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -26,10 +27,13 @@ from groundup.checkpoint.stored import (
 )
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import write_json
+from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("wte.weight", "embed_tokens.weight")  # by their base names
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # older releases stored these
 _PREFIXES = ("transformer.", "model.")  # left out where only the base model was saved
 
@@ -102,7 +106,9 @@ def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> Sto
         DataError: There is no tokenizer that can be read.
     """
     config = read_config(folder / "config.json")
-    weights = _weights(folder, config)
+    tensors = stored_tensors(folder)
+    config = _with_own_head(config, tensors, folder)
+    weights = _weights(folder, config, tensors)
     try:
         tokenizer = tokenizer or load_tokenizer(folder)
     except DataError as error:
@@ -129,17 +135,40 @@ def _rules_of(config: ModelConfig) -> tuple[NameRule, ...]:
     return LLAMA_RULES if isinstance(config, LlamaConfig) else GPT2_RULES
 
 
-def _weights(folder: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+def _with_own_head(config: ModelConfig, tensors: Mapping[str, StoredTensor], folder: Path) -> ModelConfig:
+    """The config, untied where the folder has a head of its own beside ``tie_word_embeddings``.
+
+    ``transformers`` does the same: a head that differs from the embedding is not tied.
+    """
+    embeddings = [tensor for name, tensor in tensors.items() if _base_name(name) in _EMBEDDINGS]
+    head = tensors.get(_HEAD)
+    if not config.tied_embedding or head is None or not embeddings:
+        return config
+    same_shape = head.shape == embeddings[0].shape
+    if same_shape and torch.equal(head.read().float(), embeddings[0].read().float()):
+        return config
+    logger.warning(
+        "%s: config.json ties the head to the embedding, but %s is stored and differs: the model keeps it,"
+        " as in transformers",
+        folder,
+        _HEAD,
+    )
+    return dataclasses.replace(config, tied_embedding=False)
+
+
+def _weights(
+    folder: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
     by_name = {rule.theirs: rule for rule in rules_for(_rules_of(config), list(rows))}
     canonical = {_base_name(name): name for name in by_name}
     weights: dict[str, StoredTensor] = {}
     found: set[str] = set()
     unexpected: list[str] = []
-    for name, tensor in stored_tensors(folder):
+    for name, tensor in tensors.items():
         theirs = canonical.get(_base_name(name))
         if theirs is None:
-            tied_head = config.tied_embedding and name == "lm_head.weight"
+            tied_head = config.tied_embedding and name == _HEAD
             if not tied_head and not name.endswith(_BUFFERS):
                 unexpected.append(name)
             continue

@@ -1,6 +1,6 @@
 """The files of weights in a Hugging Face folder: one or several, safetensors or old ``.bin``."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -16,25 +16,22 @@ _WEIGHTS = "model.safetensors"
 _NAMES = (_WEIGHTS, "pytorch_model.bin")
 
 
-def stored_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor]]:
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """Name and content of each stored tensor, of one file or of all shards.
 
     Raises:
-        CheckpointError: Files are missing or damaged, or two of them hold a tensor of one name.
+        CheckpointError: Files are missing or damaged, or are not those that the index describes.
     """
-    seen: dict[str, Path] = {}
-    for path in _weight_files(folder):
-        for name, tensor in (
-            read_safetensors(path) if path.suffix == ".safetensors" else _read_bin(path)
-        ).items():
-            if name in seen:
-                raise CheckpointError(
-                    f"holds {name}, which {seen[name].name} holds too",
-                    where=path,
-                    fix="Copy the folder again: its files are of different models or saves.",
-                )
-            seen[name] = path
-            yield name, tensor
+    for name in _NAMES:
+        if (folder / f"{name}.index.json").is_file():
+            return _of_shards(folder / f"{name}.index.json")
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+    raise CheckpointError(
+        f"holds no weights: no {' and no '.join(_NAMES)}, nor their indices",
+        where=folder,
+        fix="Copy the folder again, whole.",
+    )
 
 
 def write_shards(
@@ -63,6 +60,60 @@ def write_shards(
     )
 
 
+def _of_shards(index: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that an index names, each from the file where the index has it."""
+    weight_map = _weight_map(index)
+    tensors: dict[str, StoredTensor] = {}
+    for file_name in sorted(set(weight_map.values())):
+        path = index.with_name(file_name)
+        if not path.is_file():
+            raise CheckpointError(f"{file_name} is missing", where=index.parent, fix="Copy the folder again.")
+        found = _read_file(path)
+        lacking = [name for name, place in weight_map.items() if place == file_name and name not in found]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise CheckpointError(
+                f"has no tensor {lacking[0]}{more}, which {index.name} says is in it",
+                where=path,
+                fix="Copy the folder again, whole.",
+            )
+        for name, tensor in found.items():
+            if name in tensors and name not in weight_map:
+                raise CheckpointError(
+                    f"has a tensor {name}, which another file has too, and {index.name} names neither",
+                    where=path,
+                    fix="Copy the folder again, whole.",
+                )
+            if weight_map.get(name, file_name) == file_name:
+                tensors[name] = tensor
+    return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> name of the file beside the index that holds it."""
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("has no weight_map of tensors and files", where=index, fix="Copy it again.")
+    for name, file_name in weight_map.items():
+        if (
+            not isinstance(file_name, str)
+            or file_name in ("", ".", "..")
+            or Path(file_name).name != file_name
+            or "\0" in file_name
+        ):
+            raise CheckpointError(
+                f"weight_map.{name} = {file_name!r} is not the name of a file beside it",
+                where=index,
+                fix="Copy the folder again, whole.",
+            )
+    return weight_map
+
+
+def _read_file(path: Path) -> dict[str, StoredTensor]:
+    return dict(read_safetensors(path)) if path.suffix == ".safetensors" else _read_bin(path)
+
+
 def _read_bin(path: Path) -> dict[str, StoredTensor]:
     content = load_pickled(path)
     if not isinstance(content, dict) or not all(
@@ -70,46 +121,3 @@ def _read_bin(path: Path) -> dict[str, StoredTensor]:
     ):
         raise CheckpointError("holds something else than tensors by name", where=path)
     return {name: in_memory(tensor) for name, tensor in content.items()}
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    for name in _NAMES:
-        index = folder / f"{name}.index.json"
-        if index.is_file():
-            paths = [folder / shard for shard in _shards(index)]
-        elif (folder / name).is_file():
-            paths = [folder / name]
-        else:
-            continue
-        for path in paths:
-            if not path.is_file():
-                raise CheckpointError(f"{path.name} is missing", where=folder, fix="Copy the folder again.")
-        return paths
-    raise CheckpointError(
-        f"holds no weights: no {' and no '.join(_NAMES)}, nor their indices",
-        where=folder,
-        fix="Copy the folder again, whole.",
-    )
-
-
-def _shards(index: Path) -> list[str]:
-    """The files that an index names; they lie beside it."""
-    content = read_json(index)
-    weight_map = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(
-            "has no weight_map, which names files", where=index, fix="Copy the folder again."
-        )
-    for shard in weight_map.values():
-        if (
-            not isinstance(shard, str)
-            or shard in ("", ".", "..")
-            or Path(shard).name != shard
-            or "\0" in shard
-        ):
-            raise CheckpointError(
-                f"names {str(shard)[:80]!r}, which is no file beside it",
-                where=index,
-                fix="Do not use this folder: its index leads to files of others.",
-            )
-    return sorted(set(weight_map.values()))
