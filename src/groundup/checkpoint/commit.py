@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.contents import MANIFEST, TOKENIZER
 from groundup.checkpoint.store import MARKER, folder_of, free_name, point_latest, remove, temporary_of, verify
 from groundup.core.errors import MachineError
@@ -31,6 +32,7 @@ def save_files(
     state: Mapping[str, Any],
     about: Mapping[str, Any],
     tokenizer: Tokenizer,
+    companions: Companions,
 ) -> Path:
     """Writes ``step_NNNNNNN`` as one process and then points ``latest`` to it.
 
@@ -42,6 +44,7 @@ def save_files(
         state: See ``writer.Snapshot``.
         about: See there.
         tokenizer: Stored too.
+        companions: Stored beside it.
 
     Raises:
         MachineError: The disk is full, before or while writing; older checkpoints stay intact.
@@ -53,7 +56,7 @@ def save_files(
     try:
         temporary.mkdir(parents=True)
         write(temporary)
-        write_tokenizer(temporary, tokenizer)
+        write_tokenizer(temporary, tokenizer, companions)
         names = sorted(str(p.relative_to(temporary)) for p in temporary.rglob("*") if p.is_file())
         for name in names:
             fsync_file(temporary / name)
@@ -148,9 +151,10 @@ def _replaced_name(folder: Path) -> Path:
     return folder.with_name(_REPLACED.format(folder.name))
 
 
-def write_tokenizer(temporary: Path, tokenizer: Tokenizer) -> list[str]:
-    """Puts the tokenizer into a folder; returns the names of its files, which are fsynced."""
+def write_tokenizer(temporary: Path, tokenizer: Tokenizer, companions: Companions) -> list[str]:
+    """Puts the tokenizer and its companions into a folder; returns the names of the files, fsynced."""
     tokenizer.save(temporary / TOKENIZER)
+    companions.write(temporary / TOKENIZER)
     paths = [path for path in (temporary / TOKENIZER).rglob("*") if path.is_file()]
     for path in paths:
         fsync_file(path)

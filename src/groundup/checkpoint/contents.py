@@ -11,6 +11,8 @@ from groundup.core.manifest import Manifest
 MANIFEST = "manifest.json"
 PARTS = "parts.json"
 TOKENIZER = "tokenizer"
+CHAT_TEMPLATES = "additional_chat_templates"
+"""A folder within the tokenizer's, as transformers writes it."""
 _WEIGHTS = ".safetensors"
 
 
@@ -26,7 +28,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not isinstance(manifest.files, dict) or not manifest.files:
         raise CheckpointError("lists no files", where=path, fix="Copy the checkpoint again.")
     for name, recorded in manifest.files.items():
-        if not _is_plain(name.removeprefix(f"{TOKENIZER}/")):
+        if not _is_plain(name.removeprefix(f"{TOKENIZER}/").removeprefix(f"{CHAT_TEMPLATES}/")):
             raise CheckpointError(f"names a file outside of the checkpoint: {name!r}", where=path)
         if not isinstance(recorded, dict) or not {"bytes", "checksum"} <= recorded.keys():
             raise CheckpointError(f"does not tell size and checksum of {name}", where=path)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.companions import Companions, read_companions, require_agreement
 from groundup.checkpoint.export import Check, export_folder
-from groundup.checkpoint.huggingface_config import architecture_of, config_json, read_config
+from groundup.checkpoint.huggingface_config import architecture_of, config_json, read_config, token_ids
 from groundup.checkpoint.huggingface_files import stored_tensors, write_shards
 from groundup.checkpoint.loaded import LoadedModel
 from groundup.checkpoint.mismatch import describe_mismatch
@@ -82,9 +83,10 @@ def write_stored(
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.prompt_prefix[0] if stored.prompt_prefix else end, "eos_token_id": end}
+        ids |= stored.companions.token_ids
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
-        write_json(temporary / "generation_config.json", ids)
         stored.tokenizer.save(temporary)
+        stored.companions.with_generation(ids).write(temporary)
         write_shards(temporary, tensors, sharding, on_write=on_write)
 
 
@@ -109,6 +111,9 @@ def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> Sto
     tensors = stored_tensors(folder)
     config = _with_own_head(config, tensors, folder)
     weights = _weights(folder, config, tensors)
+    companions = read_companions(folder).with_generation(token_ids(folder / "config.json"))
+    if tokenizer is not None:
+        companions = companions.with_tokenizer_of(Companions())
     try:
         tokenizer = tokenizer or load_tokenizer(folder)
     except DataError as error:
@@ -117,12 +122,14 @@ def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> Sto
             where=error.where or folder,
             fix="Put the model's tokenizer.json into the folder.",
         ) from None
+    require_agreement(companions, tokenizer, config.vocab_size, folder)
     return StoredModel(
         config=config,
         weights=weights,
         tokenizer=tokenizer,
         source=folder,
         prompt_prefix=prompt_prefix(folder),
+        companions=companions,
     )
 
 

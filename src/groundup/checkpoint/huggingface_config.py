@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from groundup.checkpoint.companions import require_ids
 from groundup.checkpoint.huggingface_rope import read_rope, rope_json
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
@@ -114,6 +115,19 @@ def read_config(path: Path) -> ModelConfig:
         raise CheckpointError(f"{error.args[0]} is missing", where=path) from None
     except ConfigError as error:
         raise CheckpointError(f"describes no model: {error}", where=path) from None
+
+
+def token_ids(path: Path) -> dict[str, Any]:
+    """The ids of special tokens in a ``config.json``, which ``transformers`` takes where nothing else says.
+
+    Raises:
+        CheckpointError: One is no id.
+    """
+    theirs = read_json(path)
+    found = {key: theirs.get(key) for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    for key, value in found.items():
+        require_ids(key, value, path)
+    return found
 
 
 def _from_gpt2(theirs: dict[str, Any], path: Path) -> dict[str, Any]:

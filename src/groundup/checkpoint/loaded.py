@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch import nn
 
+from groundup.checkpoint.companions import Companions
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
 from groundup.tokens.tokenizer import Tokenizer
@@ -22,6 +23,7 @@ class LoadedModel:
         source: The folder it was read from.
         prompt_prefix: Ids that stand before every prompt (the begin token of many Llamas); none for
             models trained here.
+        companions: Chat template, settings of generation and other files beside it.
     """
 
     config: ModelConfig
@@ -29,6 +31,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     source: Path
     prompt_prefix: tuple[int, ...] = ()
+    companions: Companions = dataclasses.field(default_factory=Companions)
 
 
 def begin_id(loaded: LoadedModel) -> int:
@@ -48,3 +51,8 @@ def require_finite_loss(loss: float, loaded: LoadedModel) -> None:
             where=loaded.source,
             fix="Measure with --precision fp32, or take an earlier checkpoint.",
         )
+
+
+def stop_ids(loaded: LoadedModel) -> frozenset[int]:
+    """The ids of which each ends a text: the end of a document, and those of the settings of generation."""
+    return frozenset({loaded.tokenizer.end_of_document_id, *loaded.companions.end_ids})

@@ -6,6 +6,7 @@ from typing import Any
 
 from groundup.checkpoint import store
 from groundup.checkpoint.commit import save_files
+from groundup.checkpoint.companions import Companions, companions_of
 from groundup.checkpoint.contents import MANIFEST, read_manifest
 from groundup.checkpoint.export import Check, temporary_beside
 from groundup.checkpoint.groups import Group, file_name, group_names
@@ -41,7 +42,10 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
     manifest = read_manifest(folder)
     config = model_config_from(manifest.about["config"]["model"], where=folder / MANIFEST)
     optimizer = manifest.about["config"].get("optimizer", {})
-    if tokenizer is None:
+    companions = companions_of(folder, manifest)
+    if tokenizer is not None:
+        companions = companions.with_tokenizer_of(Companions())
+    else:
         tokenizer = load_tokenizer(store.tokenizer_dir(folder))
         if tokenizer.fingerprint != manifest.about["tokenizer"]:
             raise CheckpointError(
@@ -58,6 +62,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         step=manifest.counts.get("step", 0),
         samples=manifest.counts.get("samples", 0),
         prompt_prefix=tuple(manifest.about.get("prompt_prefix", ())),
+        companions=companions,
         megatron_args=manifest.about.get("megatron_args", {}),
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
     )
@@ -108,6 +113,7 @@ def write_native(
             state={"step": stored.step, "samples": stored.samples, "tokens": 0, "skipped_steps": 0},
             about=about,
             tokenizer=stored.tokenizer,
+            companions=stored.companions,
         )
         if check:
             check(temporary)

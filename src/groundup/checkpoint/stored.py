@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.loaded import LoadedModel
 from groundup.checkpoint.logical import logical, logical_weights, misfits, physical
 from groundup.core.errors import CheckpointError
@@ -61,6 +62,7 @@ class StoredModel:
         step: Of the training; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
         prompt_prefix: Ids that stand before every prompt.
+        companions: Chat template, settings of generation and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
         optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
     """
@@ -73,6 +75,7 @@ class StoredModel:
     step: int = 0
     samples: int = 0
     prompt_prefix: tuple[int, ...] = ()
+    companions: Companions = dataclasses.field(default_factory=Companions)
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -122,6 +125,7 @@ def stored_of(loaded: LoadedModel) -> StoredModel:
         tokenizer=loaded.tokenizer,
         source=loaded.source,
         prompt_prefix=loaded.prompt_prefix,
+        companions=loaded.companions,
     )
 
 
@@ -137,6 +141,7 @@ def load(stored: StoredModel, *, device: torch.device | str) -> LoadedModel:
         tokenizer=stored.tokenizer,
         source=stored.source,
         prompt_prefix=stored.prompt_prefix,
+        companions=stored.companions,
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from groundup.checkpoint import store
 from groundup.checkpoint.commit import complete, write_failure, write_tokenizer
+from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.contents import PARTS
 from groundup.checkpoint.groups import file_name, write_parts
 from groundup.checkpoint.parts import Box, Held, Part, part_of, share_out
@@ -56,12 +57,14 @@ class Snapshot:
         random: Name of a generator, unique among ranks -> its state (uint8).
         state: Step, samples and tokens consumed, loss scale, ... (JSON-like); the same on all ranks.
         about: Resolved config, data fingerprint, ... (JSON-like); the same on all ranks.
+        companions: Of the model; the same on all ranks.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
     random: Mapping[str, Tensor]
     state: Mapping[str, Any]
     about: Mapping[str, Any]
+    companions: Companions = dataclasses.field(default_factory=Companions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,6 +78,7 @@ class _Job:
     state: Mapping[str, Any]
     about: Mapping[str, Any]
     replaces: bool
+    companions: Companions
     began: float
 
 
@@ -166,6 +170,7 @@ class Writer:
             state=dict(snapshot.state),
             about=dict(snapshot.about),
             replaces=replaces,
+            companions=snapshot.companions,
             began=began,
         )
         if self._thread is None:
@@ -235,7 +240,7 @@ class Writer:
         if self._team.size > 1:
             write_parts(temporary, job.groups, job.shares)
             others.append(PARTS)
-        others += write_tokenizer(temporary, self._tokenizer)
+        others += write_tokenizer(temporary, self._tokenizer, job.companions)
         files = files | describe_files(temporary, others)
         about = {**job.about, "tokenizer": self._tokenizer.fingerprint, "torch": torch.__version__}
         folder = store.folder_of(self._dir, job.step)

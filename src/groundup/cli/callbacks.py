@@ -2,7 +2,8 @@
 
 import functools
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.loaded import LoadedModel, stop_ids
+from groundup.cli.generate import prompt_ids
 from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
@@ -35,11 +36,13 @@ def complete(run: Run) -> str:
         model=run.state.model,
         tokenizer=run.tokenizer,
         source=run.config.run_dir,
+        prompt_prefix=run.state.prompt_prefix,
+        companions=run.state.companions,
     )
     generation = Engine(loaded).generate(
-        [run.tokenizer.encode(config.prompt) or [run.tokenizer.end_of_document_id]],
+        [prompt_ids(loaded, config.prompt)],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
-        stop_ids=(run.tokenizer.end_of_document_id,),
+        stop_ids=stop_ids(loaded),
     )[0]
     return generation.text

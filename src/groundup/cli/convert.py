@@ -64,13 +64,12 @@ def convert(
     from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
     from groundup.core.log import logger
     from groundup.core.progress import Progress
-    from groundup.tokens.tokenizer import load_tokenizer
 
     _require_effect(to, tp=tp, pp=pp, names=names, shards=shards)
     sharding = parse_sharding(shards)
     source = open_stored(
         path,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        tokenizer=tokenizer,
         vocab_size=vocab_size,
         moments=moments and to != "hf",
         ema=ema,

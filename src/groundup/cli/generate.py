@@ -136,11 +136,12 @@ def _complete(
     seed: int,
     num_samples: int,
 ) -> None:
+    from groundup.checkpoint.loaded import stop_ids
+
     ids = prompt_ids(loaded, prompt)
-    stop_ids = (loaded.tokenizer.end_of_document_id,)
     if num_samples == 1:
         pieces = engine.stream(
-            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
+            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids(loaded)
         )
         print(prompt, end="", flush=True)
         for piece in pieces:
@@ -150,7 +151,11 @@ def _complete(
                 _say_if_full([piece.finished], loaded)
         return
     generations = engine.generate(
-        [ids] * num_samples, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids
+        [ids] * num_samples,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        seed=seed,
+        stop_ids=stop_ids(loaded),
     )
     for number, generation in enumerate(generations, 1):
         print(f"--- sample {number} of {num_samples}\n{prompt}{generation.text}")

@@ -147,12 +147,11 @@ def convert(
     from groundup.checkpoint.open import open_stored
     from groundup.core.errors import CheckpointError
     from groundup.core.progress import Progress
-    from groundup.tokens.tokenizer import load_tokenizer
     from groundup.verify.convert import verify_convert
 
     stored = open_stored(
         path,
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        tokenizer=tokenizer,
         vocab_size=vocab_size,
         moments=True,
     )

@@ -113,6 +113,12 @@ def holds_tokenizer(folder: Path) -> bool:
     return _tokenizer_in(folder) is not None
 
 
+def tokenizer_folder(path: Path) -> Path | None:
+    """Where the tokenizer lies that ``load_tokenizer`` would read of a folder; None where it has none."""
+    found = _tokenizer_in(path) if path.is_dir() else None
+    return found[0].parent if found else None
+
+
 def load_gpt2_files(vocab_file: Path, merge_file: Path) -> Tokenizer:
     """Loads a tokenizer from GPT-2's two files.
 

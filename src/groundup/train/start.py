@@ -79,6 +79,7 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, 
         value = stored.weights[stored_as].read().to(parameter.dtype)
         place(parameter.detach(), physical(stored_as, value, config.model))
     state.prompt_prefix = stored.prompt_prefix
+    state.companions = stored.companions
 
 
 def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
@@ -88,6 +89,14 @@ def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
             f" {stored.tokenizer.fingerprint}",
             where=stored.source,
             fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {stored.source}",
+        )
+    if stored.tokenizer.end_of_document_id != tokenizer.end_of_document_id:
+        logger.warning(
+            "the documents of the data end with id %d, the model's tokenizer in %s ends a text with %d:"
+            " generation will stop at the latter",
+            tokenizer.end_of_document_id,
+            stored.source,
+            stored.tokenizer.end_of_document_id,
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.companions import Companions, companions_of
 from groundup.checkpoint.contents import read_manifest
 from groundup.checkpoint.groups import Group, group_names, load_into
 from groundup.checkpoint.logical import misfits
@@ -43,6 +44,7 @@ class TrainState:
         tokens: Targets trained on.
         skipped_steps: Steps without an update.
         prompt_prefix: Ids before every prompt, where the model that the run began with has some.
+        companions: Chat template, settings of generation, ... of the model that the run began with.
     """
 
     model: Model
@@ -56,6 +58,7 @@ class TrainState:
     tokens: int = 0
     skipped_steps: int = 0
     prompt_prefix: tuple[int, ...] = ()
+    companions: Companions = dataclasses.field(default_factory=Companions)
 
     @property
     def parts(self) -> list[Model]:
@@ -95,6 +98,7 @@ class TrainState:
                 "data": data_fingerprint,
                 "prompt_prefix": list(self.prompt_prefix),
             },
+            companions=self.companions,
         )
 
     def restore(self, folder: Path, config: TrainConfig, team: Team) -> None:
@@ -117,6 +121,7 @@ class TrainState:
         manifest = read_manifest(folder)
         counts = manifest.counts
         self.prompt_prefix = tuple(manifest.about.get("prompt_prefix", ()))
+        self.companions = companions_of(folder, manifest)
         self.step, self.samples, self.tokens = counts["step"], counts["samples"], counts["tokens"]
         self.skipped_steps = counts["skipped_steps"]
         if self.scaler and "loss_scale" in counts:

@@ -329,7 +329,9 @@ def test_an_index_names_files_beside_it_each_tensor_once(tmp_path: Path) -> None
     ):
         name = next(iter(good["weight_map"]))
         index.write_text(json.dumps({"weight_map": {**good["weight_map"], name: shard}}))
-        with pytest.raises(CheckpointError, match=r"index\.json: weight_map.* is not the name of a file beside it"):
+        with pytest.raises(
+            CheckpointError, match=r"index\.json: weight_map.* is not the name of a file beside it"
+        ):
             open_huggingface(folder)
     for content in ([], {}, {"weight_map": []}, {"weight_map": {}}, "text"):
         index.write_text(json.dumps(content))

@@ -9,14 +9,18 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
 from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.loaded import stop_ids
 from groundup.checkpoint.open import open_model
+from groundup.checkpoint.stored import stored_of
 from groundup.cli.run_config import run_config
 from groundup.core.errors import CheckpointError, ConfigError
+from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
 from groundup.train.build import build_run
 from groundup.train.config import StartConfig
+from groundup.train.start import _require_tokenizer
 from tests.megatron_files import write_checkpoint
 from tests.runs import losses, make_config, make_data, run
-from tests.tiny import tiny_model
+from tests.tiny import END, tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +83,52 @@ def test_begin_tokens_of_the_prompt_stay_with_the_model(data, trained, tmp_path)
     run(config)
     run(dataclasses.replace(config, num_steps=8))  # goes on
     assert open_model(config.run_dir, device="cpu").prompt_prefix == (end,)
+
+
+def test_what_lies_beside_a_chat_model_stays_with_it(data, trained, tmp_path):
+    chat = tmp_path / "chat"
+    write_huggingface(open_model(trained / "run", device="cpu"), chat)
+    settings = json.loads((chat / "tokenizer_config.json").read_text())
+    end = json.loads((chat / "config.json").read_text())["eos_token_id"]
+    for name, content in (
+        ("chat_template.jinja", "{{ messages }}"),
+        ("special_tokens_map.json", json.dumps({"eos_token": settings["eos_token"]})),
+        ("tokenizer_config.json", json.dumps({**settings, "chat_template": "old", "padding_side": "left"})),
+        ("generation_config.json", json.dumps({"eos_token_id": [end, 7], "temperature": 0.6})),
+    ):
+        (chat / name).write_text(content)
+    names = ("chat_template.jinja", "special_tokens_map.json", "generation_config.json")
+    expected = {
+        name: (chat / name).read_bytes() for name in (*names, "tokenizer_config.json", "tokenizer.json")
+    }
+    options = ("sample.interval=3", "sample.prompt=the")
+    config = started(data, tmp_path / "run", chat, *options)
+    run(dataclasses.replace(config, num_steps=3))
+    run(config)  # goes on
+    forked = started(data, tmp_path / "forked", tmp_path / "run", "num_steps=8", state=True)
+    run(forked)
+    for folder in (config.run_dir, forked.run_dir):
+        loaded = open_model(folder, device="cpu")
+        assert stop_ids(loaded) == {end, 7}
+        assert {name: loaded.companions.files[name] for name in expected} == expected
+        manifest = json.loads((folder / "checkpoints/latest/manifest.json").read_text())
+        assert {f"tokenizer/{name}" for name in expected} <= manifest["files"].keys()
+        write_huggingface(loaded, tmp_path / "out")
+        assert {name: (tmp_path / "out" / name).read_bytes() for name in expected} == expected
+
+
+def test_another_end_of_documents_is_told(caplog):
+    bpe = tiny_tokenizer().bpe
+    vocab = {token: number for token, number in bpe.vocab.items() if number < 298}
+    bpe = dataclasses.replace(
+        bpe, vocab=vocab, merges=bpe.merges[:42], specials={END: 298, "<|im_end|>": 299}
+    )
+    one, other = (ByteLevelTokenizer(bpe, end_of_document=end) for end in (END, "<|im_end|>"))
+    stored = dataclasses.replace(stored_of(tiny_model("llama")), tokenizer=other)
+    _require_tokenizer(stored, other)
+    assert not caplog.records
+    _require_tokenizer(stored, one)
+    assert "the data end with id 298, the model's tokenizer in tiny ends a text with 299" in caplog.text
 
 
 def test_the_model_is_taken_from_the_folder_unless_the_config_says_more(trained, tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from groundup.checkpoint.companions import Companions, read_companions, require_agreement
 from groundup.checkpoint.huggingface import prompt_prefix
 from groundup.checkpoint.megatron.arguments import count_layers, model_config, plain_args
 from groundup.checkpoint.megatron.distributed import open_distributed
@@ -15,7 +16,7 @@ from groundup.checkpoint.megatron.layout import CURRENT_VERSION
 from groundup.checkpoint.megatron.moments import ENTRIES, Chunks, has_moments, read_masters, read_moments
 from groundup.checkpoint.megatron.names import EMBEDDING, HEAD, canonical_tensors
 from groundup.checkpoint.megatron.shards import Stage, merge
-from groundup.checkpoint.megatron.tokenizer import FOLDER, tokenizer_of
+from groundup.checkpoint.megatron.tokenizer import folder_of_tokenizer, tokenizer_of
 from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, true_vocab_size
 from groundup.checkpoint.stored import StoredModel, StoredTensor, in_memory
 from groundup.core.errors import CheckpointError
@@ -104,6 +105,10 @@ class _Opening:
                 f"has no {EMBEDDING}: not a language model's first stage", where=stages[0].paths[0]
             )
         tokenizer = self.tokenizer or tokenizer_of(self.args, self.path, self.folder)
+        beside = folder_of_tokenizer(self.path, self.folder)
+        companions = read_companions(beside) if beside else Companions()
+        if self.tokenizer is not None:
+            companions = companions.with_tokenizer_of(Companions())
         tp = len(stages[0].chunks)
         config = model_config(
             self.args,
@@ -120,6 +125,7 @@ class _Opening:
             tp=tp,
             where=stages[0].paths[0],
         )
+        require_agreement(companions, tokenizer, config.vocab_size, self.folder)
         return StoredModel(
             config=config,
             weights=self.merged(stages, config),
@@ -127,7 +133,8 @@ class _Opening:
             source=self.folder,
             step=int(self.content.get("iteration") or 0),
             samples=int(self.args.get("consumed_train_samples") or 0),
-            prompt_prefix=prompt_prefix(self.path / FOLDER),
+            prompt_prefix=prompt_prefix(beside) if beside else (),
+            companions=companions,
             megatron_args=plain_args(self.args),
         )
 

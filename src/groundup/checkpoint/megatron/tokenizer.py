@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import DataError
-from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_gpt2_files, load_tokenizer
+from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files, load_tokenizer, tokenizer_folder
 
 FOLDER = "tokenizer"
 """Where ``write_megatron`` puts it, beside the tracker file."""
@@ -17,10 +17,8 @@ def tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
     Raises:
         DataError: There is none: another would give wrong ids without a word.
     """
-    for folder in folders:
-        for candidate in (folder / FOLDER, folder, folder.parent / FOLDER):
-            if candidate.is_dir() and holds_tokenizer(candidate):
-                return load_tokenizer(candidate)
+    if beside := folder_of_tokenizer(*folders):
+        return load_tokenizer(beside)
     vocab_file, merge_file, model = (args.get(key) for key in ("vocab_file", "merge_file", "tokenizer_model"))
     if vocab_file and merge_file and Path(vocab_file).is_file() and Path(merge_file).is_file():
         return load_gpt2_files(Path(vocab_file), Path(merge_file))
@@ -33,3 +31,9 @@ def tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
         where=folders[0],
         fix="Name it: --tokenizer FOLDER (GPT-2's own: --tokenizer gpt2).",
     )
+
+
+def folder_of_tokenizer(*folders: Path) -> Path | None:
+    """The folder in or beside a checkpoint that has a tokenizer; None where none has."""
+    candidates = (place for folder in folders for place in (folder / FOLDER, folder, folder.parent / FOLDER))
+    return next((found for place in candidates if (found := tokenizer_folder(place))), None)

@@ -130,6 +130,7 @@ def write_megatron(
             _save(path, content, tell)
         (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
         stored.tokenizer.save(temporary / FOLDER)
+        stored.companions.write(temporary / FOLDER)
     return folder / name
 
 

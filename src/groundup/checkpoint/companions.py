@@ -1,0 +1,238 @@
+"""The small files that lie beside a model's weights and say how it is talked to.
+
+They are the tokenizer's own files, the chat template, the names of special tokens and the settings of
+generation. In every format they lie in the folder of the tokenizer, so that one carrier takes them through
+all conversions and through training, byte for byte. What in them must agree with the tokenizer or the
+vocabulary is checked when a model is opened.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from groundup.checkpoint.contents import CHAT_TEMPLATES, TOKENIZER
+from groundup.core.errors import CheckpointError, DataError
+from groundup.core.files import read_json, write_json
+from groundup.core.log import logger
+from groundup.core.manifest import Manifest, damage
+from groundup.tokens.tokenizer import Tokenizer
+
+GENERATION = "generation_config.json"
+_DOCUMENT = "tokenizer.json"
+_SETTINGS = "tokenizer_config.json"
+_SPECIALS = "special_tokens_map.json"
+_ADDED = "added_tokens.json"
+_OF_TOKENIZER = (_DOCUMENT, "tokenizer.model", _SETTINGS, _SPECIALS, _ADDED)
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_OBJECTS = (_SETTINGS, _SPECIALS, _ADDED, GENERATION)
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Companions:
+    """Files of a model beside its weights and config.
+
+    Attributes:
+        files: Name within the tokenizer's folder -> content.
+    """
+
+    files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def _generation(self) -> dict[str, Any]:
+        settings: dict[str, Any] = json.loads(self.files.get(GENERATION, b"{}"))
+        return settings
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """The ids of which each ends a text, as the settings of generation list them."""
+        return _as_ids(self._generation.get("eos_token_id"))
+
+    @property
+    def token_ids(self) -> dict[str, Any]:
+        """The ids of special tokens that the settings of generation give, for a ``config.json``."""
+        return {key: self._generation[key] for key in _IDS if self._generation.get(key) is not None}
+
+    def with_generation(self, settings: Mapping[str, Any]) -> "Companions":
+        """The same with settings of generation, where it has none."""
+        given = {key: value for key, value in settings.items() if value is not None}
+        if GENERATION in self.files or not given:
+            return self
+        content = (json.dumps(given, indent=2) + "\n").encode()
+        return Companions(files={**self.files, GENERATION: content})
+
+    def with_tokenizer_of(self, other: "Companions") -> "Companions":
+        """The companions of the same model with another tokenizer, whose companions these are."""
+        kept = {name: content for name, content in self.files.items() if name == GENERATION}
+        if not any(_is_template(name) for name in other.files):
+            kept |= {name: content for name, content in self.files.items() if _is_template(name)}
+        return Companions(files={**other.files, **kept})
+
+    def write(self, folder: Path) -> None:
+        """Puts the files beside a tokenizer that is saved already; those of the same name are replaced."""
+        settings = folder / _SETTINGS
+        saved = read_json(settings) if settings.is_file() else {}
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        if _SETTINGS in self.files and _DOCUMENT not in self.files and "tokenizer_class" in saved:
+            # Theirs may name a class that builds the tokenizer anew, by rules of its own.
+            write_json(settings, {**read_json(settings), "tokenizer_class": saved["tokenizer_class"]})
+
+
+def read_companions(folder: Path) -> Companions:
+    """The companions that lie in a folder; none where it has none.
+
+    Raises:
+        CheckpointError: One is malformed.
+    """
+    names = [name for name in (*_OF_TOKENIZER, *_TEMPLATES, GENERATION) if (folder / name).is_file()]
+    more = sorted((folder / CHAT_TEMPLATES).glob("*.jinja"))
+    files = {name: (folder / name).read_bytes() for name in names}
+    files |= {f"{CHAT_TEMPLATES}/{path.name}": path.read_bytes() for path in more if path.is_file()}
+    for name, content in files.items():
+        if name in _OBJECTS:
+            _object(folder / name)
+        if name.endswith(".jinja"):
+            try:
+                content.decode()
+            except UnicodeDecodeError as error:
+                raise CheckpointError(f"is not UTF-8 text ({error})", where=folder / name) from None
+    for key, value in (_object(folder / GENERATION) if GENERATION in files else {}).items():
+        if key in _IDS:
+            require_ids(key, value, folder / GENERATION)
+    return Companions(files=files)
+
+
+def companions_of(folder: Path, manifest: Manifest) -> Companions:
+    """The companions of a native checkpoint, sound ones only; a damaged one is named and left out.
+
+    Args:
+        folder: The checkpoint.
+        manifest: Of it; a file that it does not list is not read.
+    """
+    found = {}
+    for path, recorded in manifest.files.items():
+        name = path.removeprefix(f"{TOKENIZER}/")
+        if name == path or (name not in (*_OF_TOKENIZER, GENERATION) and not _is_template(name)):
+            continue
+        if reason := damage(folder, {path: recorded}):
+            logger.warning("%s: %s: it is left out from here on", folder, reason)
+        else:
+            found[name] = (folder / path).read_bytes()
+    return Companions(files=found)
+
+
+def require_agreement(companions: Companions, tokenizer: Tokenizer, vocab_size: int, where: Path) -> None:
+    """Checks companions against the tokenizer and the vocabulary of their model.
+
+    Args:
+        companions: To check.
+        tokenizer: Of the model.
+        vocab_size: Of the model.
+        where: Their folder.
+
+    Raises:
+        CheckpointError: A token has another id than the tokenizer gives it.
+    """
+    outside = [number for number in companions.end_ids if not 0 <= number < vocab_size]
+    if outside:
+        logger.warning(
+            "%s: eos_token_id %s is outside the vocabulary of %d ids, so no text ends by it",
+            where,
+            ", ".join(map(str, outside)),
+            vocab_size,
+        )
+    for name in (_SETTINGS, _SPECIALS, _ADDED):
+        content = json.loads(companions.files.get(name, b"{}"))
+        unknown = []
+        for token, number in _numbered(name, content, where / name):
+            agrees = _agrees(tokenizer, token, number)
+            if agrees is False:
+                raise CheckpointError(
+                    f"gives {token!r} the id {number}, which the tokenizer does not",
+                    where=where / name,
+                    fix="Put the files of one tokenizer into the folder.",
+                )
+            unknown += [token] if agrees is None else []
+        unknown += [token for token in _named(content) if not _knows(tokenizer, token)]
+        if unknown:
+            logger.warning(
+                "%s names special tokens that the tokenizer does not have: %s; transformers adds them behind"
+                " its %d ids, groundup does not",
+                where / name,
+                ", ".join(map(repr, dict.fromkeys(unknown))),
+                tokenizer.vocab_size,
+            )
+
+
+def require_ids(key: str, value: Any, where: Path) -> None:
+    """Refuses what is neither an id nor, for the end of a text, a list of ids.
+
+    Raises:
+        CheckpointError: Names the file and the key.
+    """
+    numbers = value if isinstance(value, list) and key == "eos_token_id" else [value]
+    if value is not None and not all(type(number) is int for number in numbers):
+        kind = "an id, a list of ids or null" if key == "eos_token_id" else "an id or null"
+        raise CheckpointError(f"{key} = {value!r} must be {kind}", where=where, fix="Correct the file.")
+
+
+def _as_ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else tuple(value) if isinstance(value, list) else (value,)
+
+
+def _is_template(name: str) -> bool:
+    return name in _TEMPLATES or name.startswith(f"{CHAT_TEMPLATES}/")
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except DataError as error:
+        raise CheckpointError(error.what, where=error.where, fix="Correct or delete the file.") from None
+    if not isinstance(content, dict):
+        raise CheckpointError("is not a JSON object", where=path, fix="Correct or delete the file.")
+    return content
+
+
+def _numbered(name: str, content: Mapping[str, Any], where: Path) -> Iterator[tuple[str, int]]:
+    """Each token that a file gives an id, and that id."""
+    decoder = content.get("added_tokens_decoder") or {} if name == _SETTINGS else {}
+    try:
+        if name == _ADDED:
+            yield from ((token, int(number)) for token, number in content.items())
+        yield from ((entry["content"], int(number)) for number, entry in decoder.items())
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise CheckpointError("its added tokens are not tokens with ids", where=where) from None
+
+
+def _named(content: Mapping[str, Any]) -> Iterator[str]:
+    """Each special token that a file names by its role."""
+    for key, value in content.items():
+        several = key in ("additional_special_tokens", "extra_special_tokens")
+        if not several and not key.endswith("_token"):
+            continue
+        listed = list(value.values()) if isinstance(value, dict) and several else value
+        for token in listed if isinstance(listed, list) else [listed]:
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                yield text
+
+
+def _agrees(tokenizer: Tokenizer, token: str, number: int) -> bool | None:
+    """Whether the tokenizer gives a token this id; None where it has neither."""
+    known = tokenizer.special_tokens.get(token)
+    if known is not None:
+        return known == number
+    if not 0 <= number < tokenizer.vocab_size:
+        return None
+    return tokenizer.decode([number]).strip() == token.replace("\u2581", " ").strip()
+
+
+def _knows(tokenizer: Tokenizer, token: str) -> bool:
+    return token in tokenizer.special_tokens or len(tokenizer.encode(token)) == 1
