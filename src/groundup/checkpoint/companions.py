@@ -51,10 +51,15 @@ class Companions:
         """The ids of which each ends a text, as the settings of generation list them."""
         return _as_ids(self._generation.get("eos_token_id"))
 
-    @property
-    def token_ids(self) -> dict[str, Any]:
-        """The ids of special tokens that the settings of generation give, for a ``config.json``."""
-        return {key: self._generation[key] for key in _IDS if self._generation.get(key) is not None}
+    def token_ids(self, vocab_size: int) -> dict[str, Any]:
+        """The ids of special tokens that the settings of generation give, for a ``config.json``.
+
+        Padding outside the vocabulary is left out: ``transformers`` takes it for a row of the embedding.
+        """
+        found = {key: self._generation[key] for key in _IDS if self._generation.get(key) is not None}
+        if not 0 <= found.get("pad_token_id", 0) < vocab_size:
+            del found["pad_token_id"]
+        return found
 
     def with_generation(self, settings: Mapping[str, Any]) -> "Companions":
         """The same with settings of generation, where it has none."""

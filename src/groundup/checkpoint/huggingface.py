@@ -83,7 +83,7 @@ def write_stored(
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.prompt_prefix[0] if stored.prompt_prefix else end, "eos_token_id": end}
-        ids |= stored.companions.token_ids
+        ids |= stored.companions.token_ids(stored.config.vocab_size)
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         stored.tokenizer.save(temporary)
         stored.companions.with_generation(ids).write(temporary)

@@ -6,6 +6,7 @@ from typing import Any
 
 from groundup.checkpoint.companions import require_ids
 from groundup.checkpoint.huggingface_rope import read_rope, rope_json
+from groundup.checkpoint.huggingface_values import require_equal_dropouts, require_values
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
 from groundup.core.log import logger
@@ -101,7 +102,7 @@ def read_config(path: Path) -> ModelConfig:
         "mistral": _from_llama,
         "qwen2": _from_llama,
     }
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise CheckpointError(
             f"model_type is {kind!r}; supported are {', '.join(readers)}",
             where=path,
@@ -109,6 +110,7 @@ def read_config(path: Path) -> ModelConfig:
         )
     if theirs.get("quantization_config"):
         raise _unsupported(path, "quantization_config", theirs["quantization_config"], "none")
+    require_values(theirs, path)
     try:
         return model_config_from(readers[kind](theirs, path), where=path)
     except KeyError as error:
@@ -132,6 +134,7 @@ def token_ids(path: Path) -> dict[str, Any]:
 
 def _from_gpt2(theirs: dict[str, Any], path: Path) -> dict[str, Any]:
     _require_fixed(theirs, _GPT2_FIXED, path)
+    require_equal_dropouts(theirs, path)
     activation = theirs.get("activation_function", "gelu_new")
     if activation not in _GELU:
         raise _unsupported(path, "activation_function", activation, f"one of {', '.join(_GELU)}")
@@ -184,7 +187,7 @@ def _longest_exact(theirs: Mapping[str, Any], path: Path) -> int:
     """Tokens up to which a model with a sliding window, which ours has not, is the same without."""
     longest: int = theirs["max_position_embeddings"]
     window = _window(theirs)
-    if window is not None and (not isinstance(window, int) or window < 1):
+    if window is not None and (type(window) is not int or window < 1):
         raise _unsupported(path, "sliding_window", window, "null, or a number of tokens")
     if window is None or not isinstance(longest, int) or window >= longest:
         return longest

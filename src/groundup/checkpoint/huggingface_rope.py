@@ -65,7 +65,7 @@ def _read_scaling(key: str, theirs: Mapping[str, Any], path: Path) -> dict[str, 
         raise CheckpointError(
             f"{key} differs by kind of layer ({', '.join(by_layer)}), which is not supported", where=path
         )
-    if kind not in readers:
+    if not isinstance(kind, str) or kind not in readers:
         raise CheckpointError(
             f"{key} of type {kind!r} is not supported, only {', '.join(readers)}",
             where=path,

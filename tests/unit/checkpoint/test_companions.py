@@ -129,6 +129,16 @@ def test_ids_of_a_config_stand_in_for_settings_of_generation(chat: Path, tmp_pat
     assert stop_ids(open_model(tmp_path / "out", device=CPU)) == {3, 4, 299}
 
 
+def test_padding_outside_the_vocabulary_stays_out_of_the_config(chat: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    for pad in (-1, 300):
+        write_json(chat / "generation_config.json", {**GENERATION, "pad_token_id": pad})
+        write_huggingface(open_model(chat, device=CPU), tmp_path / "out")
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+        assert theirs.generation_config.pad_token_id == pad
+        assert "pad_token_id" not in json.loads((tmp_path / "out" / "config.json").read_text())
+
+
 def test_generation_stops_at_any_of_the_ids(chat: Path, groundup: Callable[..., str]) -> None:
     command = ("generate", chat, "--prompt", "the tide", "--max-new-tokens", 12, "--temperature")
     loaded = open_model(chat, device=CPU)

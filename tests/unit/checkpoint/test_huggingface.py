@@ -153,7 +153,7 @@ def test_shards_bare_names_and_old_buffers_are_read(tmp_path: Path) -> None:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx = True"),
         ("gpt2", {"n_layer": 1}, r"unexpected: transformer\.h\.1\."),
         ("gpt2", {"n_layer": 3}, r"missing: transformer\.h\.2\."),
-        ("gpt2", {"n_head": 5}, "hidden_size 32 is not a multiple of num_heads 5"),
+        ("gpt2", {"n_head": 5}, "n_embd is 32, not a multiple of n_head, which is 5"),
         ("gpt2", {"n_inner": 40}, r"mlp\.c_fc\.\w+ has shape \(.*48,?\), expected 40 outputs"),
         ("gpt2", {"n_positions": 32}, "wpe"),
         ("gpt2", {"vocab_size": 299}, "wte|tokenizer"),

@@ -59,7 +59,7 @@ def config_of(theirs: dict[str, Any], folder: Path) -> LlamaConfig:
         ({**LLAMA, "rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "differs by kind of layer"),
         ({**LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling.factor is missing"),
         ({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8}}, "rope_scaling.low_freq_factor is"),
-        ({**LLAMA, "rope_scaling": {**LLAMA3, "factor": 0}}, "describes no model.*factor"),
+        ({**LLAMA, "rope_scaling": {**LLAMA3, "factor": 0}}, "rope_scaling.factor is 0, it must be"),
         ({**LLAMA, "rope_scaling": "linear"}, "rope_scaling is 'linear', no group of settings"),
         ({**LLAMA, "rope_scaling": LINEAR, "rope_parameters": LLAMA3}, "contradict each other"),
         ({**LLAMA, "partial_rotary_factor": 0.5, "rope_scaling": LINEAR}, "partial_rotary_factor = 0.5"),
