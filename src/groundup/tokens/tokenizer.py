@@ -11,6 +11,7 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.core.log import logger
+from groundup.tokens.tokenizers.added_tokens import document_with, read_added_tokens, with_added
 from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
 from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_files, is_gpt2
 from groundup.tokens.tokenizers.gpt2_files import NAMES, read_gpt2_files
@@ -144,7 +145,7 @@ def _tokenizer_in(folder: Path) -> tuple[Path, ...] | None:
 def _from_folder(folder: Path) -> Tokenizer:
     match _tokenizer_in(folder):
         case (vocab_file, merge_file):
-            return load_gpt2_files(vocab_file, merge_file)
+            return _from_gpt2_folder(vocab_file, merge_file)
         case (file,):
             return _from_file(file)
     raise DataError(
@@ -152,6 +153,24 @@ def _from_folder(folder: Path) -> Tokenizer:
         where=folder,
         fix="Give a folder with these files, or train one with `groundup tokenizer train`.",
     )
+
+
+def _from_gpt2_folder(vocab_file: Path, merge_file: Path) -> Tokenizer:
+    """GPT-2's two files with what ``transformers`` keeps beside them: settings and added tokens."""
+    folder = vocab_file.parent
+    beside = folder / "tokenizer_config.json"
+    settings: Any = read_json(beside) if beside.is_file() else None
+    if settings is not None and not isinstance(settings, dict):
+        raise DataError("is not a JSON object", where=beside)
+    added = read_added_tokens(folder, settings or {})
+    plain = read_gpt2_files(vocab_file, merge_file)
+    bpe = with_added(plain, added, folder)
+    end = _end_of_document(settings or {}, bpe.specials, vocab_file)
+    if document := document_with(bpe, added):
+        return HuggingFaceTokenizer(document, end_of_document=end, where=vocab_file, settings=settings)
+    if is_gpt2(vocab_file, merge_file):  # whose merges are known to be ranks
+        return ByteLevelTokenizer(bpe, end_of_document=end, settings=settings)
+    return _byte_level(bpe, end, vocab_file, None, settings)
 
 
 def _from_file(path: Path) -> Tokenizer:
