@@ -76,6 +76,12 @@ class Companions:
             kept |= {name: content for name, content in self.files.items() if _is_template(name)}
         return Companions(files={**other.files, **kept})
 
+    def lost_in(self, other: "Companions") -> list[str]:
+        """Names of the files that a copy of them lacks or has with another content."""
+        rewritten = {_SETTINGS} if _DOCUMENT not in self.files else set()  # see ``write``
+        names = self.files.keys() - rewritten
+        return sorted(name for name in names if other.files.get(name) != self.files[name])
+
     def write(self, folder: Path) -> None:
         """Puts the files beside a tokenizer that is saved already; those of the same name are replaced."""
         settings = folder / _SETTINGS

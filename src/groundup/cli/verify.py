@@ -128,9 +128,10 @@ def convert(
 
     Writes it as a Hugging Face folder (in one file, in shards, in bfloat16), as a native checkpoint and as
     Megatron-LM's with old and new names, split by tensors and layers where its sizes allow; reads each back
-    and compares it with the original. Then in a circle through all of them, after which the file of weights
-    must be the same byte for byte; and, where transformers is installed, its own implementation's logits,
-    of the export and of the source where that is a Hugging Face folder.
+    and compares it with the original, its chat template and the like too. Then in a circle through all of
+    them, after which the file of weights must be the same byte for byte; and, where transformers is
+    installed, its own implementation's logits, of the export and of the source where that is a Hugging Face
+    folder.
     Logits may differ by 1e-5 of the largest, weights by no bit. The exit code is 1 where anything does.
 
     For example:

@@ -162,6 +162,8 @@ def _read_back(name: str, wanted: StoredModel, original: Reference, folder: Path
             return Converted(path=name, bits_equal=not different, problem=problem)
         if not original.same_ids(found):
             problem = "its tokenizer makes other ids"
+        if lost := wanted.companions.lost_in(found.companions):
+            problem = f"{_listed(lost)} came back different"
         parity = original.compare(found)
     except GroundupError as error:
         return Converted(path=name, problem=str(error))

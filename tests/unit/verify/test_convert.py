@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.huggingface import open_huggingface, write_huggingface
 from groundup.checkpoint.huggingface_config import config_json
 from groundup.checkpoint.loaded import LoadedModel
@@ -49,6 +50,26 @@ def test_a_source_that_transformers_computes_otherwise_is_found(tmp_path: Path) 
     assert [one.path for one in found.values() if not one.is_right] == [name]
     assert found[name].parity is not None
     assert found[name].parity.max_difference > 1e-3
+
+
+def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, scratch = tmp_path / "source", tmp_path / "scratch"
+    write_huggingface(tiny_model("llama"), source)
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    scratch.mkdir()
+    stored = open_huggingface(source)
+    assert all(one.is_right for one in verified(stored, scratch).values())
+    write = Companions.write
+
+    def forgetful(self: Companions, folder: Path) -> None:
+        write(self, folder)
+        if folder.parent.name.startswith(".step"):
+            (folder / "chat_template.jinja").unlink()
+
+    monkeypatch.setattr(Companions, "write", forgetful)
+    wrong = [one for one in verified(stored, scratch).values() if not one.is_right]
+    assert [one.path for one in wrong] == ["native", "hf > native > megatron 2x2 > native > hf"]
+    assert wrong[0].problem == "chat_template.jinja came back different"
 
 
 @pytest.mark.parametrize("name", list(MODELS))
