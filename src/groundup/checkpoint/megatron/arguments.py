@@ -77,18 +77,18 @@ def model_config(
     for key, value in _FIXED.items():
         if args.get(key, value) not in (value, None):
             raise _unsupported(where, key, args[key], repr(value))
-    tree = {"vocab_size": vocab_size}
-    try:
-        heads, hidden = args["num_attention_heads"], args["hidden_size"]
-        tree |= {
-            "num_layers": num_layers,
-            "hidden_size": hidden,
-            "num_heads": heads,
-            "ffn_size": args.get("ffn_hidden_size") or 4 * hidden,
-            "max_sequence_length": args["max_position_embeddings"],
-        }
-    except KeyError as error:
-        raise CheckpointError(f"its args have no {error.args[0]}", where=where) from None
+    for key in ("num_attention_heads", "hidden_size", "max_position_embeddings"):
+        if not args.get(key):
+            raise CheckpointError(f"its args have no {key}", where=where)
+    heads, hidden = args["num_attention_heads"], args["hidden_size"]
+    tree: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "ffn_size": args.get("ffn_hidden_size") or 4 * hidden,
+        "max_sequence_length": args["max_position_embeddings"],
+    }
     if args.get("num_layers", num_layers) != num_layers:
         raise CheckpointError(
             f"its args tell of {args['num_layers']} layers, its files hold {num_layers}",

@@ -14,6 +14,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 RANK_FILE = "model_optim_rng.pt"
 _RANK_FILES = (RANK_FILE, "model_rng.pt")  # the second of 2022, with a distributed optimizer
 _RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(_\d\d\d)?")
+_SHOWN = 8
 _VERSIONS = (0, 1.0, 2.0, 3.0)
 
 
@@ -117,8 +118,8 @@ def open_ranks(folder: Path) -> RankGrid:
     args = next(iter(ranks.values())).args
     pp = max(stage for stage, _ in ranks) + 1
     tp = max(rank for _, rank in ranks) + 1
-    tp = max(tp, args.get("tensor_model_parallel_size") or args.get("model_parallel_size") or 1)
-    pp = max(pp, args.get("pipeline_model_parallel_size") or 1)
+    tp = max(tp, int(args.get("tensor_model_parallel_size") or args.get("model_parallel_size") or 1))
+    pp = max(pp, int(args.get("pipeline_model_parallel_size") or 1))
     missing = [
         f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
         for stage in range(pp)
@@ -126,8 +127,10 @@ def open_ranks(folder: Path) -> RankGrid:
         if (stage, rank) not in ranks
     ]
     if missing:
+        more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
         raise CheckpointError(
-            f"was saved by {tp} tensor-parallel ranks times {pp} stages; missing: {', '.join(missing)}",
+            f"was saved by {tp} tensor-parallel ranks times {pp} stages; missing:"
+            f" {', '.join(missing[:_SHOWN])}{more}",
             where=folder,
             fix="Copy these folders from the machines that saved them.",
         )

@@ -42,7 +42,9 @@ class RankMoments:
 
 def has_moments(rank: Rank) -> bool:
     """Whether a rank's files hold the state of an optimizer."""
-    return bool(rank.content.get("optimizer")) or (rank.path.parent / _DISTRIBUTED_FILE).is_file()
+    found = rank.content.get("optimizer")
+    kept = bool(found) if isinstance(found, dict) else found is not None
+    return kept or (rank.path.parent / _DISTRIBUTED_FILE).is_file()
 
 
 def read_masters(rank: Rank, chunks: Chunks) -> Chunks:
@@ -54,10 +56,12 @@ def read_masters(rank: Rank, chunks: Chunks) -> Chunks:
     distributed = rank.path.parent / _DISTRIBUTED_FILE
     if distributed.is_file():
         return _distributed(distributed, "param", chunks)
-    optimizer = rank.content.get("optimizer") or {}
-    groups = optimizer.get("fp32_from_fp16_params") if isinstance(optimizer, dict) else None
-    if not groups:
+    optimizer = _optimizer(rank)
+    groups = optimizer.get("fp32_from_fp16_params")
+    if groups is None or groups == []:
         return ()
+    if not isinstance(groups, list):
+        raise CheckpointError("its fp32_from_fp16_params are no list", where=rank.path, fix=_WITHOUT)
     order = list(_in_groups(chunks, _param_groups(optimizer, rank.path)))
     tensors = [tensor for group in groups if isinstance(group, list) for tensor in group]
     return _named(chunks, order, tensors, rank.path, "fp32_from_fp16_params")
@@ -75,7 +79,7 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
     """
     masters = read_masters(rank, chunks)
     distributed = rank.path.parent / _DISTRIBUTED_FILE
-    optimizer = rank.content.get("optimizer") or {}
+    optimizer = _optimizer(rank)
     groups = _param_groups(optimizer, rank.path)
     if distributed.is_file():
         entries = {entry: _distributed(distributed, entry, chunks) for entry in ENTRIES}
@@ -90,6 +94,11 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
         tensors = [states.get(number, {}).get(entry) for number in numbers]
         entries[entry] = _named(chunks, order, tensors, rank.path, entry)
     return RankMoments(masters=masters, entries=entries, step=_step(groups, states))
+
+
+def _optimizer(rank: Rank) -> Mapping[str, Any]:
+    found = rank.content.get("optimizer")
+    return found if isinstance(found, dict) else {}
 
 
 def _inner(optimizer: Any) -> Mapping[str, Any]:
