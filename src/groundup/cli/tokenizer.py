@@ -1,12 +1,15 @@
 """``groundup tokenizer``: learn one, look at one, use one."""
 
+import errno
 import heapq
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
+from groundup.cli.bad_records import chosen_policy
 from groundup.cli.tokenizer_choice import tokenizer_and_words
-from groundup.core.errors import ConfigError, DataError
+from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
 from groundup.core.vocabulary import VOCAB_MULTIPLE, padded_vocab_size
@@ -14,12 +17,13 @@ from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
 from groundup.corpus.read import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.tokens.tokenizer import Tokenizer, load_gpt2_files
+from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_gpt2_files
 from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_at_hand
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
 _SPECIALS_SHOWN = 6
 _SHOWN_LENGTH = 20
+_FILES_NAMED = 3
 
 
 def train(
@@ -28,6 +32,7 @@ def train(
     vocab_size: int = 32768,
     key: str = "text",
     max_megabytes: float = 0,
+    bad_records: Literal["skip-malformed", "skip", "fail"] = "skip-malformed",
     max_bad: float = 0.001,
 ) -> None:
     """Train a byte-level BPE tokenizer on documents.
@@ -48,15 +53,17 @@ def train(
         vocab_size: Number of ids.
         key: The JSON field that holds the text.
         max_megabytes: Stop reading after so many megabytes of text; 0 reads everything.
+        bad_records: What to do with records that cannot be read: leave them out, but stop at a damaged
+            file (skip-malformed); also keep what stands before the damage in a file (skip); or stop at the
+            first (fail).
         max_bad: Stop when more than this share of the records is bad, 0 to 1.
     """
-    with BadRecords(BadRecordPolicy(max_bad=max_bad)) as bad:
-        tokenizer = train_tokenizer(
-            _texts(find_source_files(sources), key, max_megabytes * 1e6, bad), vocab_size=vocab_size
-        )
-        if not bad.good:
-            raise DataError(f"no document under the key {key!r}", where=sources[0], fix="Check --key.")
-    tokenizer.save(out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError("is a file", where=f"--out {out}", fix="Name a folder.")
+    with BadRecords(chosen_policy(bad_records, max_bad), command="groundup tokenizer train") as bad:
+        texts = _texts(find_source_files(sources), key, max_megabytes * 1e6, bad)
+        tokenizer = train_tokenizer(texts, vocab_size=vocab_size)
+    _save(tokenizer, out)
     logger.info("%s: %s ids", out, f"{tokenizer.vocab_size:,}")
     sys.stdout.write(f"{out}\n")
 
@@ -103,8 +110,6 @@ def inspect(
         with BadRecords(BadRecordPolicy()) as bad:
             texts = _texts(find_source_files([Path(s) for s in sources]), key, max_megabytes * 1e6, bad)
             rows += _compression(loaded, texts)
-            if not bad.good:
-                raise DataError(f"no document under the key {key!r}", where=sources[0], fix="Check --key.")
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
 
@@ -233,6 +238,32 @@ def _texts(files: list[SourceFile], key: str, max_bytes: float, bad: BadRecords)
             taken += text_bytes(document.text)
             if max_bytes and taken >= max_bytes:
                 return
+    bad.judge()  # before anything is made of a few texts
+    if not bad.good:
+        raise DataError(
+            "there is no document in them" if len(files) > 1 else "there is no document in it",
+            where=", ".join(str(file.path) for file in files[:_FILES_NAMED]),
+            fix="Name files with text.",
+        )
+
+
+def _save(tokenizer: Tokenizer, folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    before = file.read_bytes() if file.is_file() else b""
+    was_there = holds_tokenizer(folder)
+    try:
+        tokenizer.save(folder)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise MachineError(
+            "the disk is full" if full else f"cannot write the tokenizer ({error.strerror or error})",
+            where=error.filename or folder,
+            fix="Free some space or choose another folder with --out."
+            if full
+            else "Choose another folder with --out.",
+        ) from error
+    if was_there and file.read_bytes() != before:
+        logger.warning("%s held another tokenizer: it was replaced", folder)
 
 
 def _longest(tokenizer: Tokenizer) -> list[str]:

@@ -6,10 +6,11 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 
+from groundup.cli.bad_records import chosen_policy
 from groundup.cli.tokenizer_choice import chosen_tokenizer
 from groundup.core.errors import ConfigError
 from groundup.core.tasks import RayRunner
-from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.corpus.bad_records import Action
 from groundup.tokens.build import build_rank, build_tokens
 
 
@@ -20,10 +21,10 @@ def build(
     vocab_file: Path | None = None,
     merge_file: Path | None = None,
     tokenizer_model: Path | None = None,
-    json_keys: Annotated[tuple[str, ...], cyclopts.Parameter(consume_multiple=True)] = ("text",),
+    key: Annotated[tuple[str, ...], cyclopts.Parameter(negative="")] = ("text",),
     append_end_of_document: bool = True,
     workers: int | None = None,
-    bad_records: Literal["skip", "quarantine", "fail"] = "skip",
+    bad_records: Action = "skip-malformed",
     max_bad: float = 0.001,
     runner: Literal["processes", "ray"] = "processes",
     ray_address: str = "",
@@ -50,7 +51,7 @@ def build(
         groundup tokens build runs/corpus/documents.jsonl.zst --prefix runs/tokens/corpus \
 --tokenizer runs/tokenizer
         groundup tokens build posts.jsonl --prefix data/posts --vocab-file gpt2-vocab.json \
---merge-file gpt2-merges.txt --json-keys title body --workers 8
+--merge-file gpt2-merges.txt --key title --key body --workers 8
         groundup tokens build crawl/ --prefix data/crawl --tokenizer gpt2 \
 --rank $SLURM_ARRAY_TASK_ID --world-size $SLURM_ARRAY_TASK_COUNT
 
@@ -62,12 +63,14 @@ def build(
         vocab_file: GPT-2's vocabulary, instead of --tokenizer.
         merge_file: GPT-2's merges, with --vocab-file.
         tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
-        json_keys: JSON fields or Parquet columns to tokenize, each into files of its own.
+        key: The JSON field or Parquet column that holds the text; each of several (--key title --key body)
+            goes into files of its own.
         append_end_of_document: Close each document with the end-of-document id.
         workers: Processes; one for each core when left out, 0 for none beside this one. Under Ray: parts at
             a time.
-        bad_records: What to do with lines and files that cannot be read: leave them out (skip), also
-            copy them to PREFIX_quarantine.jsonl (quarantine), or stop at the first (fail).
+        bad_records: What to do with records that cannot be read: leave them out, but stop at a damaged
+            file (skip-malformed); also keep what stands before the damage in a file (skip); do so and copy
+            what is left out to PREFIX_quarantine.jsonl (quarantine); or stop at the first (fail).
         max_bad: Stop when more than this share of the records is bad, 0 to 1.
         runner: Processes of this machine, or tasks of Ray (pip install 'groundup[ray]').
         ray_address: Of the Ray cluster; RAY_ADDRESS, or one started on this machine, when left out.
@@ -83,10 +86,10 @@ def build(
             "Ray hands out the parts itself", where="command line", fix="Leave out --rank or --runner ray."
         )
     settings: dict[str, Any] = {
-        "json_keys": json_keys,
+        "keys": key,
         "append_end_of_document": append_end_of_document,
         "workers": workers,
-        "bad_records": BadRecordPolicy(action=bad_records, max_bad=max_bad),
+        "bad_records": chosen_policy(bad_records, max_bad),
     }
     loaded = chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
     if rank is not None and world_size is not None:
@@ -98,8 +101,8 @@ def build(
         return
     ray = RayRunner(address=ray_address, workers=workers or 0) if runner == "ray" else None
     report = build_tokens(sources, prefix, loaded, ray=ray, **settings)
-    for key, written in report.prefixes.items():
-        counts = report.counts[key]
+    for name, written in report.prefixes.items():
+        counts = report.counts[name]
         per_token = counts["text_bytes"] / max(1, counts["tokens"])
         state = " (was there already)" if report.reused else ""
         sys.stdout.write(

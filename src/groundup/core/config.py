@@ -56,14 +56,26 @@ def to_yaml(value: Any) -> str:
     return yaml.dump(to_dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def from_dict(cls: type[T], tree: Mapping[str, Any], *, where: object) -> T:
+def from_dict(
+    cls: type[T],
+    tree: Mapping[str, Any],
+    *,
+    where: object,
+    names: Mapping[str, str] = types.MappingProxyType({}),
+) -> T:
     """Builds a config from plain values; missing keys take their defaults.
 
+    Args:
+        cls: The config class.
+        tree: Its values.
+        where: The source of the values, for messages.
+        names: Dotted key -> what the user knows it as, such as the flag that sets it.
+
     Raises:
-        ConfigError: With all problems found; ``where`` names the source of the values.
+        ConfigError: With all problems found.
     """
     origins = {key: str(where) for key, _ in leaves(tree)}
-    return from_tree(cls, tree, origins)
+    return from_tree(cls, tree, origins, names)
 
 
 def resolve(
@@ -117,13 +129,19 @@ def _yaml_lines(tree: Mapping[str, Any], indent: int = 0) -> list[tuple[str, boo
     return lines
 
 
-def from_tree(cls: type[T], tree: Mapping[str, Any], origins: Mapping[str, str]) -> T:
+def from_tree(
+    cls: type[T],
+    tree: Mapping[str, Any],
+    origins: Mapping[str, str],
+    names: Mapping[str, str] = types.MappingProxyType({}),
+) -> T:
     """Builds a config from plain values.
 
     Args:
         cls: The config class.
         tree: Its values; missing keys take their defaults.
         origins: Where each dotted key came from, for messages.
+        names: Dotted key -> what the user knows it as.
 
     Raises:
         ConfigError: With all problems found.
@@ -132,7 +150,7 @@ def from_tree(cls: type[T], tree: Mapping[str, Any], origins: Mapping[str, str])
     try:
         return pydantic.TypeAdapter(cls).validate_python(with_kinds)
     except pydantic.ValidationError as error:
-        problems = [_problem(cls, problem, tree, origins) for problem in error.errors()]
+        problems = [_problem(cls, problem, tree, origins, names) for problem in error.errors()]
     if len(problems) == 1:
         raise ConfigError(problems[0])
     raise ConfigError(f"{len(problems)} problems in the config:\n  " + "\n  ".join(problems))
@@ -170,10 +188,12 @@ def _config_class(hint: Any, tree: Any) -> Any:
     return None
 
 
-def _problem(cls: type, problem: Any, tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+def _problem(
+    cls: type, problem: Any, tree: Mapping[str, Any], origins: Mapping[str, str], names: Mapping[str, str]
+) -> str:
     """One sentence for one pydantic error: where, key, what was given, the rule, the nearest match."""
     keys, owner = _dotted(cls, problem["loc"], _fill_kinds(cls, tree))
-    dotted = ".".join(keys)
+    dotted = names.get(".".join(keys), ".".join(keys))
     where = next((origins[key] for key in _prefixes(keys) if key in origins), "")
     head = f"{where}: " if where else ""
     given = problem.get("input")

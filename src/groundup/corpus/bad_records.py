@@ -1,7 +1,9 @@
 """What happens to a record that cannot be read: skipped, set aside, or the end of the run; always counted.
 
-One bad record never ends a run unless the policy says so (``fail``, or ``max_bad`` of 0); a share of bad
-records above ``max_bad`` does, because then the input is not what the reader takes it for.
+One malformed record never ends a run unless the policy says so (``fail``, or ``max_bad`` of 0); a share of
+bad records above ``max_bad`` does, because then the input is not what the reader takes it for. A damaged
+file is not one bad record, since nobody knows what stood behind the damage: it ends a run unless the policy
+says otherwise (``skip`` or ``quarantine``).
 """
 
 import base64
@@ -18,7 +20,11 @@ from groundup.core.config_class import config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 
-Action = Literal["skip", "quarantine", "fail"]
+Action = Literal["skip-malformed", "skip", "quarantine", "fail"]
+
+DAMAGED_FILE = "damaged file"
+"""The reason of a file that breaks off, or is not what its manifest records."""
+_WRONG_KEY = frozenset({"no text key", "text is not a string"})
 
 _JUDGE_AFTER_RECORDS = 1000
 _JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the whole
@@ -34,13 +40,19 @@ class BadRecordPolicy:
     """What to do with malformed records.
 
     Attributes:
-        action: ``skip`` counts them; ``quarantine`` also writes them to a file; ``fail`` stops at the first.
+        action: ``skip-malformed`` leaves out malformed records and stops at a damaged file; ``skip`` also
+            keeps what stands before the damage in a file; ``quarantine`` does so too and writes bad records
+            to a file; ``fail`` stops at the first.
         max_bad: The largest share of bad records that is put up with, 0 to 1. One is always put up with
             unless this is 0.
     """
 
-    action: Action = "skip"
+    action: Action = "skip-malformed"
     max_bad: Annotated[float, Interval(ge=0, le=1)] = 0.001
+
+    def is_fatal(self, reason: str) -> bool:
+        """Whether one record that is bad for this reason ends a run."""
+        return self.action == "fail" or (self.action == "skip-malformed" and reason == DAMAGED_FILE)
 
 
 class BadRecords:
@@ -53,15 +65,23 @@ class BadRecords:
         quarantine_path: Where ``quarantine`` writes, one JSON object a line: ``where``, ``reason``,
             ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
             when the run fails; a file of an earlier run is replaced.
+        command: The command that has flags for the policy, named in messages.
 
     Raises:
         ConfigError: ``quarantine`` without a path.
     """
 
-    def __init__(self, policy: BadRecordPolicy, *, quarantine_path: Path | None = None) -> None:
+    def __init__(
+        self,
+        policy: BadRecordPolicy,
+        *,
+        quarantine_path: Path | None = None,
+        command: str = "groundup corpus build",
+    ) -> None:
         if policy.action == "quarantine" and quarantine_path is None:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
+        self.command = command
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
         self.good = 0
         self.bad = 0
@@ -99,19 +119,15 @@ class BadRecords:
             record: Its bytes, as far as they could be read.
 
         Raises:
-            DataError: The policy is ``fail``; or already, after 1,000 records and 20 bad ones, more than
-                ``max_bad`` are bad: then there is no need to wait for the end.
+            DataError: The policy does not put up with it; or already, after 1,000 records and 20 bad ones,
+                more than ``max_bad`` are bad: then there is no need to wait for the end.
         """
         self.bad += 1
         self.by_reason[reason] += 1
-        if len(self.offenders) < SHOWN_OFFENDERS:
+        if len(self.offenders) < SHOWN_OFFENDERS or reason == DAMAGED_FILE:
             self.offenders.append(_offender(where, reason, detail))
-        if self.policy.action == "fail":
-            raise DataError(
-                f"bad record: {reason}" + (f" ({detail})" if detail else ""),
-                where=where,
-                fix="Mend it, or let the run leave such records out with --bad-records skip (or quarantine).",
-            )
+        if self.policy.is_fatal(reason):
+            raise self._fatal(where, reason, detail)
         if self.quarantine_path:
             self._set_aside(self.quarantine_path, where, reason, detail, record)
         if self.is_judged_early():
@@ -131,15 +147,22 @@ class BadRecords:
         self.bad += sum(by_reason.values())
         self.by_reason.update(by_reason)
         room = SHOWN_OFFENDERS - len(self.offenders)
-        self.offenders += [_offender(*offender) for offender in offenders[:room]]
+        named = [
+            offender
+            for number, offender in enumerate(offenders)
+            if number < room or offender[1] == DAMAGED_FILE
+        ]
+        self.offenders += [_offender(*offender) for offender in named]
 
     def is_judged_early(self) -> bool:
         """Whether there are records enough to stop before the end."""
         return self.good + self.bad >= _JUDGE_AFTER_RECORDS and self.bad >= _JUDGE_AFTER_BAD
 
     def is_too_bad(self) -> bool:
-        """Whether the share of bad records so far is above ``max_bad``."""
+        """Whether the share of bad records so far is above ``max_bad``, or no record can be read."""
         total = self.good + self.bad
+        if not self.good:
+            return self.bad > 0 and self.policy.max_bad < 1
         allowed = max(1.0, self.policy.max_bad * total) if self.policy.max_bad > 0 else 0.0
         return self.bad > allowed
 
@@ -150,25 +173,50 @@ class BadRecords:
             DataError: It is above ``max_bad``, with the first offenders.
         """
         total = self.good + self.bad
-        if self.is_too_bad():
-            raise DataError(
-                f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
-                f"allows ({self.policy.max_bad:.3%}): {self._reasons()}. The first: "
-                + "; ".join(self.offenders[:_SHOWN_IN_MESSAGE]),
-                fix=f"Mend them, or accept more with --max-bad {min(1.0, 1.5 * self.bad / total):.2g}"
-                + (f"; all of them are in {self.quarantine_path}." if self.quarantine_path else "."),
-            )
+        if not self.is_too_bad():
+            return
+        first = f"{self._reasons()}. The first: " + "; ".join(self.offenders[:_SHOWN_IN_MESSAGE])
+        kept = f" All of them are in {self.quarantine_path}." if self.quarantine_path else ""
+        if not self.good:
+            raise DataError(f"none of {total:,} records can be read: {first}", fix=self._advice() + kept)
+        share = min(1.0, 1.5 * self.bad / total)
+        raise DataError(
+            f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
+            f"allows ({self.policy.max_bad:.3%}): {first}",
+            fix=f"{self._advice()} Or accept more with `{self.command} --max-bad {share:.2g}`.{kept}",
+        )
 
     def summary(self) -> str:
         """How many were bad, why, and the first 20 of them, one a line."""
-        head = f"{self.bad:,} bad of {self.good + self.bad:,} records left out: {self._reasons()}"
-        if self.quarantine_path and self.bad:
-            head += f"; kept in {self.quarantine_path}"
-        return "\n  ".join([head, *self.offenders])
+        return summary_of(self.counts(), self.quarantine_path)
 
     def counts(self) -> dict[str, Any]:
         """The same for a manifest."""
         return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": list(self.offenders)}
+
+    def _fatal(self, where: str, reason: str, detail: str) -> DataError:
+        """The error of a record with which the policy does not put up."""
+        skip = f"`{self.command} --bad-records skip`"
+        if reason == DAMAGED_FILE:
+            return DataError(
+                f"the file is damaged: {detail}",
+                where=where,
+                fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
+            )
+        return DataError(
+            f"bad record: {reason}" + (f" ({detail})" if detail else ""),
+            where=where,
+            fix=f"Mend it, or leave such records out with {skip} (or quarantine).",
+        )
+
+    def _advice(self) -> str:
+        """What to do about the reason of most of the bad records."""
+        reason = max(self.by_reason, key=self.by_reason.__getitem__)
+        if reason in _WRONG_KEY:
+            return "Name the field that holds the text with --key."
+        if reason == DAMAGED_FILE:
+            return "Get it or build it again."
+        return "Mend them: JSON Lines (one object a line), text in UTF-8 or Parquet is expected."
 
     def _reasons(self) -> str:
         return ", ".join(f"{reason}: {count:,}" for reason, count in self.by_reason.most_common())
@@ -179,6 +227,15 @@ class BadRecords:
             self._quarantine = path.open("wb")  # closed in __exit__
         self._quarantine.write(quarantine_line(where, reason, detail, record))
         self._quarantine.flush()
+
+
+def summary_of(counts: Mapping[str, Any], quarantine_path: Path | None = None) -> str:
+    """In words what ``BadRecords.counts`` gave, perhaps in an earlier run: how many, why, and the first."""
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["by_reason"].items())
+    head = f"{counts['bad']:,} bad record{'s' * (counts['bad'] != 1)} left out: {reasons}"
+    if quarantine_path and counts["bad"]:
+        head += f"; kept in {quarantine_path}"
+    return "\n  ".join([head, *counts["offenders"]])
 
 
 def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:

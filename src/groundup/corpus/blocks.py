@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Literal
 
-from groundup.core.errors import DataError
-from groundup.core.files import open_decompressed
+from groundup.core.files import DamagedFile, open_decompressed
+from groundup.corpus.bad_records import DAMAGED_FILE
 from groundup.corpus.parquet import DamagedParquet, Rows, read_rows
 from groundup.corpus.read import BYTE_ORDER_MARK, MAX_RECORD_BYTES, decompressed
+from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import SourceFile, form_of
 
 BLOCK_BYTES = 1 << 19
@@ -71,13 +72,15 @@ def read_blocks(
     Raises:
         DataError: A file cannot be read, or has not these columns.
     """
+    manifests = CorpusManifests()
     for number, part in enumerate(ranges):
         form = form_of(part.file.path)
         if form == "rows":
             yield from _row_blocks(part, number, columns, on_read)
             continue
         counted = _at_most(part.size_bytes, on_read) if on_read else None
-        with decompressed(part.file.path, on_read=counted) as stream:
+        recorded = manifests.hold(part.file)
+        with decompressed(part.file.path, on_read=counted, recorded=recorded) as stream:
             if form == "lines":
                 yield from _line_blocks(stream, part, number)
             else:
@@ -135,8 +138,8 @@ def _whole_lines(stream: IO[bytes]) -> Iterator[tuple[bytes, int, tuple[str, str
                 pieces, held = [], 0
                 yield b"", size, ("too long", f"over {MAX_RECORD_BYTES:,} bytes")
                 continue
-        except DataError as error:
-            yield b"", 0, ("damaged file", f"{error.what}; what stands before is kept")
+        except DamagedFile as error:
+            yield b"", 0, (DAMAGED_FILE, error.what)
             return
         if cut or not chunk:
             content = b"".join([*pieces, chunk[:cut]])
@@ -163,8 +166,8 @@ def _skip_line(stream: IO[bytes]) -> int:
 def _text_block(stream: IO[bytes], number: int) -> Block:
     try:
         content = stream.read(MAX_RECORD_BYTES + 1)
-    except DataError as error:
-        return Block(number, None, "text", "damaged file", error.what)
+    except DamagedFile as error:
+        return Block(number, None, "text", DAMAGED_FILE, error.what)
     return Block(number, content, "text")
 
 
@@ -177,7 +180,7 @@ def _row_blocks(
             if on_read:
                 on_read(round(share * part.size_bytes))
     except DamagedParquet as error:
-        yield Block(number, None, "rows", "damaged file", f"{error.what}; what stands before is kept")
+        yield Block(number, None, "rows", DAMAGED_FILE, error.what)
 
 
 def _at_most(limit: int, on_read: Callable[[int], None]) -> Callable[[int], None]:

@@ -11,32 +11,29 @@ import orjson
 import pydantic
 import zstandard
 
-from groundup import __version__
 from groundup.core.config import config, to_dict
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.files import atomic_write, require_free_space
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, describe_files, fingerprint
+from groundup.core.manifest import Manifest, describe_files
 from groundup.core.progress import Progress, human_count
-from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.cut import cut_document
 from groundup.corpus.dedup.exact import ExactDuplicates
 from groundup.corpus.document import Document, text_bytes, to_json_line
+from groundup.corpus.inputs import fingerprint_of, listed
 from groundup.corpus.python_library import find_python_library, read_python_library
 from groundup.corpus.read import read_files
+from groundup.corpus.recorded import DOCUMENTS, EXCLUDED, MANIFEST
 from groundup.corpus.report import CorpusReport, Tally
 from groundup.corpus.shuffle import DEFAULT_MEMORY_BYTES, shuffle_lines
 from groundup.corpus.sources import SourceFile, find_source_files
 from groundup.corpus.step import Drop
 from groundup.corpus.steps import FixUnicode, NormalizeWhitespace, Step
 
-_DOCUMENTS = "documents.jsonl.zst"
-_EXCLUDED = "excluded.jsonl.zst"
-_MANIFEST = "manifest.json"
 _QUARANTINE = "quarantine.jsonl"
 _SCRATCH = ".shuffle"
 _EXCLUDED_CHARACTERS = 200
-_LISTED_INPUTS = 1000
 _ZSTANDARD_LEVEL = 3
 
 
@@ -101,7 +98,9 @@ def build_corpus(
         raise ConfigError("the output folder is a file", where=output_dir, fix="Name a folder with --out.")
     library = find_python_library() if corpus_config.python_library else []
     files = find_source_files(corpus_config.sources, leave_out=output_dir) if corpus_config.sources else []
-    mark = _fingerprint(corpus_config, library, files)
+    settings = to_dict(corpus_config)
+    del settings["output_dir"], settings["sources"]  # the files that the sources mean count, not their names
+    mark = fingerprint_of(settings, [*library, *files])
     if report := _finished(output_dir, mark):
         logger.info("%s holds this corpus already: nothing to do", output_dir)
         return report
@@ -134,8 +133,8 @@ def _build(
     tally = Tally()
     bad_records = BadRecords(corpus_config.bad_records, quarantine_path=output_dir / _QUARANTINE)
     with (
-        atomic_write(output_dir / _DOCUMENTS) as documents_file,
-        atomic_write(output_dir / _EXCLUDED) as excluded_file,
+        atomic_write(output_dir / DOCUMENTS) as documents_file,
+        atomic_write(output_dir / EXCLUDED) as excluded_file,
     ):
         with bad_records, _compressed(documents_file) as documents, _compressed(excluded_file) as excluded:
             progress = Progress("read and clean", total, "B")
@@ -163,16 +162,16 @@ def _build(
                 documents.write(line)
         if not tally.documents:
             raise _nothing_left(corpus_config, tally, bad_records)
-        (output_dir / _MANIFEST).unlink(missing_ok=True)  # from here on the old corpus is gone
+        (output_dir / MANIFEST).unlink(missing_ok=True)  # from here on the old corpus is gone
     counts = tally.counts(bad_records)
     Manifest(
         kind="corpus",
         fingerprint=mark,
-        inputs=_inputs(library, files),
+        inputs=listed([*library, *files]),
         counts=counts,
-        files=describe_files(output_dir, [_DOCUMENTS, _EXCLUDED]),
+        files=describe_files(output_dir, [DOCUMENTS, EXCLUDED]),
         about={"config": to_dict(corpus_config)},
-    ).write(output_dir / _MANIFEST)
+    ).write(output_dir / MANIFEST)
     return counts
 
 
@@ -242,32 +241,9 @@ def _compressed(file: IO[bytes]) -> Iterator[IO[bytes]]:
         yield stream
 
 
-def _fingerprint(corpus_config: CorpusConfig, library: list[SourceFile], files: list[SourceFile]) -> str:
-    settings = to_dict(corpus_config)
-    del settings["output_dir"], settings["sources"]  # the files that the sources mean count, not their names
-    described = [[str(file.path), file.size_bytes, file.mtime_ns] for file in (*library, *files)]
-    return fingerprint({"version": __version__, "settings": settings, "files": _unicode_json(described)})
-
-
-def _unicode_json(described: list[list[object]]) -> str:
-    """As ASCII, so that file names that are not Unicode can be hashed."""
-    return ascii(described)
-
-
-def _inputs(library: list[SourceFile], files: list[SourceFile]) -> dict[str, str]:
-    """File -> size and time of change; one fingerprint of all where they are many."""
-    described = {
-        ascii(str(file.path))[1:-1]: f"{file.size_bytes} bytes, changed {file.mtime_ns} ns"
-        for file in (*library, *files)
-    }
-    if len(described) > _LISTED_INPUTS:
-        return {f"{len(described)} files": fingerprint(described)}
-    return described
-
-
 def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
     """The report of the corpus in the folder, if it is whole and of this fingerprint."""
-    path = output_dir / _MANIFEST
+    path = output_dir / MANIFEST
     if not path.is_file():
         return None
     try:
@@ -284,6 +260,10 @@ def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
         why = "its files are not those recorded" if not whole else "other settings or other input files"
         logger.info("%s holds another corpus (%s): building anew", output_dir, why)
         return None
+    if manifest.counts["bad_records"]["bad"]:
+        quarantine = output_dir / _QUARANTINE
+        kept = quarantine if quarantine.is_file() else None
+        logger.warning("%s", summary_of(manifest.counts["bad_records"], kept))
     return CorpusReport.from_counts(output_dir, mark, manifest.counts, reused=True)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import DataError, MachineError
+from groundup.core.files import DamagedFile
 
 _BATCH_BYTES = 1 << 19
 _MOST_ROWS = 4096
 _BUFFER_BYTES = 1 << 20
 
 
-class DamagedParquet(DataError):
+class DamagedParquet(DamagedFile):
     """A file that is no Parquet file, or that ends or breaks before its last row."""
 
 
@@ -113,7 +114,7 @@ def require_columns(path: Path, columns: Sequence[str], there: Sequence[str]) ->
             raise DataError(
                 f"no column {column!r}; the columns are: {', '.join(there) or 'none'}",
                 where=path,
-                fix="Name the column that holds the text, or leave the file out.",
+                fix="Name the column that holds the text with --key, or leave the file out.",
             )
 
 

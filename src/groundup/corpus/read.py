@@ -8,11 +8,12 @@ from typing import IO, Any
 import orjson
 
 from groundup.core.errors import DataError
-from groundup.core.files import open_decompressed
-from groundup.corpus.bad_records import BadRecords
+from groundup.core.files import DamagedFile, RecordedFile, open_decompressed
+from groundup.corpus.bad_records import DAMAGED_FILE, BadRecords
 from groundup.corpus.document import Document
 from groundup.corpus.parquet import DamagedParquet, plain, read_dicts
-from groundup.corpus.sources import SourceFile, find_source_files, form_of
+from groundup.corpus.recorded import CorpusManifests
+from groundup.corpus.sources import SourceFile, find_source_files, form_of, printable
 
 MAX_RECORD_BYTES = 1 << 29
 """A longer line or text file counts as a bad record: it would be held in memory many times over."""
@@ -52,12 +53,14 @@ def read_files(
     on_read: Callable[[int], None] | None = None,
 ) -> Iterator[Document]:
     """Like ``read_documents``, of files already found; ``on_read`` is told the bytes taken from disk."""
+    manifests = CorpusManifests()
     for file in files:
         form = form_of(file.path)
         if form == "rows":
             yield from _read_parquet(file, text_key, bad_records, on_read)
             continue
-        with decompressed(file.path, on_read=on_read) as stream:
+        recorded = manifests.hold(file, bad_records)
+        with decompressed(file.path, on_read=on_read, recorded=recorded) as stream:
             if form == "lines":
                 yield from _read_lines(stream, file, text_key, bad_records)
             else:
@@ -65,14 +68,16 @@ def read_files(
 
 
 @contextlib.contextmanager
-def decompressed(path: Path, *, on_read: Callable[[int], None] | None = None) -> Iterator[IO[bytes]]:
+def decompressed(
+    path: Path, *, on_read: Callable[[int], None] | None = None, recorded: RecordedFile | None = None
+) -> Iterator[IO[bytes]]:
     """Like ``open_decompressed``, of a source: one that cannot be read is the user's to mend.
 
     Raises:
         DataError: The file cannot be opened or read.
     """
     try:
-        with open_decompressed(path, on_read=on_read) as stream:
+        with open_decompressed(path, on_read=on_read, recorded=recorded) as stream:
             yield stream
     except OSError as error:
         if error.filename is None and error.errno is None:
@@ -88,8 +93,8 @@ def _read_text(stream: IO[bytes], file: SourceFile, bad_records: BadRecords) -> 
     where = printable(file.path)
     try:
         content = stream.read(MAX_RECORD_BYTES + 1)
-    except DataError as error:
-        bad_records.add(where, "damaged file", detail=error.what)
+    except DamagedFile as error:
+        bad_records.add(where, DAMAGED_FILE, detail=error.what)
         return
     try:
         text = text_of_file(content)
@@ -144,8 +149,7 @@ def _read_parquet(
             bad_records.add_good()
             yield document
     except DamagedParquet as error:
-        detail = f"{error.what}; what stands before is kept"
-        bad_records.add(f"{path}:{number + 1}", "damaged file", detail=detail)
+        bad_records.add(f"{path}:{number + 1}", DAMAGED_FILE, detail=error.what)
 
 
 def text_of_value(column: str, value: Any) -> str:
@@ -190,9 +194,8 @@ def _lines(stream: IO[bytes], path: str, bad_records: BadRecords) -> Iterator[tu
             oversized = len(line) == MAX_RECORD_BYTES and not line.endswith(b"\n")
             while oversized and (rest := stream.readline(MAX_RECORD_BYTES)) and not rest.endswith(b"\n"):
                 pass
-        except DataError as error:
-            detail = f"{error.what}; what stands before is kept"
-            bad_records.add(f"{path}:{number + 1}", "damaged file", detail=detail)
+        except DamagedFile as error:
+            bad_records.add(f"{path}:{number + 1}", DAMAGED_FILE, detail=error.what)
             return
         if not line:
             return
@@ -292,8 +295,3 @@ def _meta_of(record: dict[str, Any], origin: str) -> dict[str, Any]:
         record = {**inner, **record}
     record.setdefault("origin", origin)
     return record
-
-
-def printable(path: Path) -> str:
-    """A path as valid Unicode."""
-    return str(path).encode("utf-8", "replace").decode()

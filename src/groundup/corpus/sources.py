@@ -228,6 +228,11 @@ def _fixed_parts(pattern: Path) -> Iterator[str]:
         yield part
 
 
+def printable(path: Path) -> str:
+    """A path as valid Unicode."""
+    return str(path).encode("utf-8", "replace").decode()
+
+
 def _unicode(name: str) -> str:
     """A file name as valid Unicode: bytes that are not UTF-8 become the replacement character."""
     return os.fsencode(name).decode("utf-8", "replace")

@@ -1,3 +1,4 @@
+import errno
 import io
 import json
 from pathlib import Path
@@ -6,8 +7,10 @@ import pytest
 
 from groundup.cli import tokenizer as verbs
 from groundup.cli.app import run
+from groundup.cli.corpus import build as build_corpus
 from groundup.cli.tokenizer_choice import chosen_tokenizer
-from groundup.core.errors import ConfigError, DataError
+from groundup.cli.tokens import build as build_tokens
+from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.tokens.tokenizers.gpt2_by_name import cache_dir
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
@@ -116,5 +119,59 @@ def test_inspect_measures_beside_gpt2(
 
 
 def test_inspect_says_when_nothing_was_measured(folder: Path) -> None:
-    with pytest.raises(DataError, match="no document under the key 'body'"):
+    with pytest.raises(DataError, match=r"none of 40 records .*no key 'body'.* --key"):
         verbs.inspect("own", "in.jsonl", key="body")
+
+
+def test_train_with_a_wrong_key_says_which_there_are(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"none of 40 records .*the keys are: text.* with --key\.") as raised:
+        verbs.train(Path("in.jsonl"), out=Path("new"), key="wrong")
+    assert "more text" not in str(raised.value) and "--max-bad" not in str(raised.value)
+    Path("empty.jsonl").touch()
+    with pytest.raises(DataError, match=r"empty\.jsonl: there is no document in it"):
+        verbs.train(Path("empty.jsonl"), out=Path("new"))
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize("max_bad", [5, -1, float("nan")])
+def test_a_share_of_bad_records_is_between_none_and_all(folder: Path, max_bad: float) -> None:
+    with pytest.raises(ConfigError, match="--max-bad"):
+        verbs.train(Path("in.jsonl"), out=Path("new"), vocab_size=291, max_bad=max_bad)
+    with pytest.raises(ConfigError, match="--max-bad"):
+        build_tokens(Path("in.jsonl"), prefix=Path("new"), tokenizer=Path("bytes"), max_bad=max_bad)
+    with pytest.raises(ConfigError, match="--max-bad"):
+        build_corpus(Path("in.jsonl"), out=Path("new"), max_bad=max_bad)
+
+
+def test_the_key_has_one_name_in_all_verbs(folder: Path) -> None:
+    (folder / "two.jsonl").write_text(
+        "".join(json.dumps({"title": text, "body": text}) + "\n" for text in TEXTS)
+    )
+    _run(["corpus", "build", "two.jsonl", "--key", "body", "--out", "corpus"])
+    _run(["tokenizer", "train", "--key", "body", "two.jsonl", "--vocab-size", "291", "--out", "new"])
+    _run(["tokenizer", "inspect", "new", "two.jsonl", "--key", "body"])
+    _run(
+        ["tokens", "build", "--key", "body", "--key", "title", "two.jsonl", "--prefix", "both"]
+        + ["--tokenizer", "new", "--workers", "0"]
+    )
+    assert Path("both_body_document.bin").read_bytes() == Path("both_title_document.bin").read_bytes()
+
+
+def test_where_a_tokenizer_cannot_be_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"--out in\.jsonl: is a file"):
+        verbs.train(Path("in.jsonl"), out=Path("in.jsonl"), vocab_size=291)
+    with pytest.raises(MachineError, match=r"cannot write the tokenizer \(Not a directory\).*--out"):
+        verbs.train(Path("in.jsonl"), out=Path("in.jsonl/within"), vocab_size=291)
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(MachineError, match=r"the disk is full. Free some space"):
+        verbs.train(Path("in.jsonl"), out=Path("new"), vocab_size=291)
+
+
+def test_a_tokenizer_is_not_replaced_in_silence(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for vocab_size, is_said in ((291, False), (291, False), (280, True)):
+        verbs.train(Path("in.jsonl"), out=Path("own"), vocab_size=vocab_size)
+        assert ("own held another tokenizer: it was replaced" in caplog.text) == is_said

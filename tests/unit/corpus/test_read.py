@@ -16,7 +16,7 @@ from groundup.corpus.python_library import find_python_library, read_python_libr
 from groundup.corpus.read import read_documents
 from groundup.corpus.sources import find_files, find_source_files
 
-ANY = BadRecordPolicy(max_bad=1.0)
+ANY = BadRecordPolicy(action="skip", max_bad=1.0)
 
 
 def lines(*records: object) -> bytes:

@@ -53,7 +53,7 @@ def test_equals_megatrons_preprocess_data(
 def test_empty_documents_are_left_out_and_specials_are_text(
     source: Path, small_tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    report = build_tokens([source], tmp_path / "out", small_tokenizer, json_keys=["text", "title"], workers=0)
+    report = build_tokens([source], tmp_path / "out", small_tokenizer, keys=["text", "title"], workers=0)
     end = small_tokenizer.end_of_document_id
     expected = [[*small_tokenizer.encode(text), end] for text in ("the cat", " ", "<|endoftext|>")]
     assert _documents(report.prefixes["text"]) == expected
@@ -93,7 +93,7 @@ def test_text_files_are_documents(small_tokenizer: Tokenizer, tmp_path: Path) ->
     decoded = [small_tokenizer.decode(ids[:-1]) for ids in _documents(report.prefixes["text"])]
     assert decoded == ["the mat", "print()\n"]
     with pytest.raises(ConfigError, match="a text file has no keys"):
-        build_tokens([folder], tmp_path / "two", small_tokenizer, json_keys=["a", "b"], workers=0)
+        build_tokens([folder], tmp_path / "two", small_tokenizer, keys=["a", "b"], workers=0)
 
 
 def test_a_rerun_does_nothing_until_something_changes(
@@ -152,7 +152,7 @@ def test_nothing_to_write_is_an_error(small_tokenizer: Tokenizer, tmp_path: Path
     assert not list(tmp_path.glob("*_document*"))
     for keys in ([], ["a", "a"], ["a/b"]):
         with pytest.raises(ConfigError, match="not a list of different field names"):
-            build_tokens([path], tmp_path / "out", small_tokenizer, json_keys=keys)
+            build_tokens([path], tmp_path / "out", small_tokenizer, keys=keys)
 
 
 class _Deadly:

@@ -378,6 +378,7 @@ def test_the_policy_judges_the_whole_build(corpus: Path, small_tokenizer: Tokeni
                 small_tokenizer,
                 workers=workers,
                 part_bytes=part_bytes,
+                bad_records=BadRecordPolicy(action="skip"),
             )
         with pytest.raises(DataError, match=r"a\.jsonl:(6|701): bad record: not JSON"):
             build_tokens(
@@ -391,7 +392,7 @@ def test_the_policy_judges_the_whole_build(corpus: Path, small_tokenizer: Tokeni
     # More is accepted: the parts that were done count.
     report = build_rank(
         [corpus], tmp_path / "skip" / "data", small_tokenizer, rank=0, world_size=1, workers=0,
-        part_bytes=1 << 12, bad_records=BadRecordPolicy(max_bad=0.5),
+        part_bytes=1 << 12, bad_records=BadRecordPolicy(action="skip", max_bad=0.5),
     )  # fmt: skip
     assert report.done == 0
 
@@ -532,7 +533,7 @@ def test_parquet_is_read_by_columns_with_its_bad_rows_named(
     )
     parquet.write_table(table, path, row_group_size=2)
     report = build_tokens(
-        [path], tmp_path / "out", small_tokenizer, json_keys=["body", "title"], workers=0, bad_records=ANY,
+        [path], tmp_path / "out", small_tokenizer, keys=["body", "title"], workers=0, bad_records=ANY,
         part_bytes=1,
     )  # fmt: skip
     assert report.counts["title"]["documents"] == 3
@@ -547,9 +548,9 @@ def test_parquet_is_read_by_columns_with_its_bad_rows_named(
         Origin(str(path), 4, "http://3"),
     ]
     with pytest.raises(DataError, match="no column 'txt'; the columns are: body, title, meta, number"):
-        build_tokens([path], tmp_path / "no", small_tokenizer, json_keys=["txt"], workers=0)
+        build_tokens([path], tmp_path / "no", small_tokenizer, keys=["txt"], workers=0)
     with pytest.raises(DataError, match="'number' is of type int"):
-        build_tokens([path], tmp_path / "no", small_tokenizer, json_keys=["number"], workers=0)
+        build_tokens([path], tmp_path / "no", small_tokenizer, keys=["number"], workers=0)
 
 
 def test_a_damaged_parquet_file_is_a_bad_record(small_tokenizer: Tokenizer, tmp_path: Path) -> None:

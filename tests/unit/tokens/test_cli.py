@@ -41,7 +41,7 @@ def test_train_build_inspect_verify(
     assert capsys.readouterr().out == ids
 
     for state in ("\n", " (was there already)\n"):
-        tokens_verbs.build(source, prefix=prefix, tokenizer=folder, json_keys=("body",), workers=0)
+        tokens_verbs.build(source, prefix=prefix, tokenizer=folder, key=("body",), workers=0)
         shown = capsys.readouterr().out
         assert shown.startswith(f"{prefix}_body_document{state}  40 documents, ")
 
@@ -65,7 +65,7 @@ def test_gpt2_files_are_understood(source: Path, tmp_path: Path) -> None:
     tokenizer_verbs.train(source, out=folder, vocab_size=290, key="body")
     (folder / "tokenizer.json").unlink()
     files = {"vocab_file": folder / "vocab.json", "merge_file": folder / "merges.txt"}
-    tokens_verbs.build(source, prefix=tmp_path / "a", json_keys=("body",), workers=0, **files)
+    tokens_verbs.build(source, prefix=tmp_path / "a", key=("body",), workers=0, **files)
     assert bin_path(tmp_path / "a_body_document").stat().st_size
     for given in ({}, {"vocab_file": folder / "vocab.json"}, {**files, "tokenizer": folder}):
         with pytest.raises(ConfigError, match="which tokenizer"):

@@ -59,7 +59,7 @@ def build_tokens(
     prefix: Path,
     tokenizer: Tokenizer,
     *,
-    json_keys: Sequence[str] = ("text",),
+    keys: Sequence[str] = ("text",),
     append_end_of_document: bool = True,
     workers: int | None = None,
     bad_records: BadRecordPolicy | None = None,
@@ -75,7 +75,7 @@ def build_tokens(
         sources: JSONL, Parquet and text files, folders and globs, plain or compressed.
         prefix: Path and beginning of the names of what is written.
         tokenizer: Its folder is written beside.
-        json_keys: Fields to tokenize, each into files of its own; text files are read only with one key.
+        keys: Fields to tokenize, each into files of its own; text files are read only with one key.
         append_end_of_document: Whether each document is closed by the end-of-document id.
         workers: Processes; None for one on each core, 0 for none.
         bad_records: What to do with malformed records.
@@ -87,9 +87,7 @@ def build_tokens(
         MachineError: Another build of this prefix is under way, the disk is full, a worker was killed.
     """
     began = time.monotonic()
-    build = Build(
-        sources, prefix, tokenizer, json_keys, append_end_of_document, bad_records or BadRecordPolicy()
-    )
+    build = Build(sources, prefix, tokenizer, keys, append_end_of_document, bad_records or BadRecordPolicy())
     if counts := build.finished():
         seconds = time.monotonic() - began
         return TokensReport(prefixes=build.prefixes, counts=counts, reused=True, seconds=seconds)
@@ -114,7 +112,7 @@ def build_rank(
     *,
     rank: int,
     world_size: int,
-    json_keys: Sequence[str] = ("text",),
+    keys: Sequence[str] = ("text",),
     append_end_of_document: bool = True,
     workers: int | None = None,
     bad_records: BadRecordPolicy | None = None,
@@ -131,7 +129,7 @@ def build_rank(
         tokenizer: The same for all ranks.
         rank: Of this job, from 0.
         world_size: Number of jobs.
-        json_keys: Fields to tokenize.
+        keys: Fields to tokenize.
         append_end_of_document: Whether each document is closed.
         workers: Processes of this rank.
         bad_records: What to do with malformed records.
@@ -148,9 +146,7 @@ def build_rank(
             where="--rank",
             fix="Ranks are numbered from 0 to one below --world-size.",
         )
-    build = Build(
-        sources, prefix, tokenizer, json_keys, append_end_of_document, bad_records or BadRecordPolicy()
-    )
+    build = Build(sources, prefix, tokenizer, keys, append_end_of_document, bad_records or BadRecordPolicy())
     if build.finished():
         build.cut(part_bytes)
         return RankReport(done=0, left=0, total=len(build.tasks))

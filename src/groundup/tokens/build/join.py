@@ -19,6 +19,8 @@ from groundup.tokens.files.indexed import bin_path, idx_path
 from groundup.tokens.files.indexed_format import index_header
 from groundup.tokens.files.origins import join_origins, origins_path
 
+COMMAND = "groundup tokens build"
+"""Has the flags for bad records."""
 _CHUNK_BYTES = 1 << 20
 _INDEX_BYTES = 20  # of a sequence in .idx
 _ORIGIN_BYTES = 16
@@ -52,15 +54,16 @@ class FinishedParts:
         """The bad records of all parts, judged by the policy.
 
         Raises:
-            DataError: There are too many, or any under the policy ``fail``.
+            DataError: There are too many, or one with which the policy does not put up.
         """
-        bad = BadRecords(policy, quarantine_path=quarantine_path)
+        bad = BadRecords(policy, quarantine_path=quarantine_path, command=COMMAND)
         for result, shift in zip(self._results, self._shifts, strict=True):
             offenders = [
                 (shifted(where, shift), reason, detail) for where, reason, detail in result["offenders"]
             ]
-            if offenders and policy.action == "fail":
-                bad.add(offenders[0][0], offenders[0][1], detail=offenders[0][2])
+            for where, reason, detail in offenders:
+                if policy.is_fatal(reason):
+                    bad.add(where, reason, detail=detail)
             bad.take(result["good"], result["bad"], offenders)
         bad.judge()
         return bad

@@ -13,8 +13,8 @@ import numpy as np
 
 from groundup.core.errors import DataError
 from groundup.core.tasks import Done
-from groundup.corpus.bad_records import SHOWN_OFFENDERS, quarantine_line
-from groundup.corpus.read import printable
+from groundup.corpus.bad_records import DAMAGED_FILE, SHOWN_OFFENDERS, quarantine_line
+from groundup.corpus.sources import printable
 from groundup.tokens.build.parts import Part
 from groundup.tokens.build.tokenize_batch import Batch, TokenizedBatch
 from groundup.tokens.files.origins import OriginsWriter
@@ -128,7 +128,12 @@ class PartWriter:
             self._by_reason[bad.reason] += 1
             if self._quarantine:
                 self._quarantine.write(quarantine_line(where, bad.reason, bad.detail, bad.record))
-        self._offenders += offenders[: SHOWN_OFFENDERS - len(self._offenders)]
+        room = SHOWN_OFFENDERS - len(self._offenders)
+        self._offenders += [
+            offender
+            for number, offender in enumerate(offenders)
+            if number < room or offender[1] == DAMAGED_FILE
+        ]
         return offenders
 
     def _first_lines(self, batch: Batch, result: TokenizedBatch) -> list[int]:

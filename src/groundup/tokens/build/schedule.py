@@ -7,7 +7,7 @@ from groundup.core.run_tasks import run_tasks
 from groundup.core.tasks import Markers, ProcessRunner, RayRunner, Task
 from groundup.corpus.bad_records import SHOWN_OFFENDERS, BadRecordPolicy, BadRecords
 from groundup.corpus.blocks import lines_before
-from groundup.tokens.build.join import shifted
+from groundup.tokens.build.join import COMMAND, shifted
 from groundup.tokens.build.part_build import BatchReport, BuildPart
 from groundup.tokens.build.parts import Part
 from groundup.tokens.build.throughput import Throughput
@@ -72,29 +72,28 @@ class _Judge:
         """Counts a batch.
 
         Raises:
-            DataError: The policy is ``fail`` and there was a bad record, or too many of many are bad.
+            DataError: There was a record with which the policy does not put up, or too many of many are bad.
         """
         self._good += report.good
         for where, reason, detail in report.bad:
             self._by_reason[reason] += 1
+            if self._policy.is_fatal(reason):
+                where = self._in_file(report.part, where)
+                BadRecords(self._policy, command=COMMAND).add(where, reason, detail=detail)
             if len(self._first) < SHOWN_OFFENDERS:
                 self._first.append((report.part, where, reason, detail))
         if not report.bad or self._policy.action == "quarantine":
             return
-        if self._policy.action == "fail":
-            where, reason, detail = self._offenders()[0]
-            BadRecords(self._policy).add(where, reason, detail=detail)
-        so_far = BadRecords(self._policy)
+        so_far = BadRecords(self._policy, command=COMMAND)
         so_far.take(self._good, self._by_reason, ())
         if so_far.is_judged_early() and so_far.is_too_bad():
             so_far.take(0, {}, self._offenders())
             so_far.judge()
 
     def _offenders(self) -> list[tuple[str, str, str]]:
-        """Where the first bad records are in their files: a range counts its lines from its beginning."""
-        found = []
-        for number, where, reason, detail in self._first:
-            part = self._parts[number]
-            shift = lines_before(part.ranges[0]) if part.is_range_of_lines else 0
-            found.append((shifted(where, shift), reason, detail))
-        return found
+        return [(self._in_file(part, where), reason, detail) for part, where, reason, detail in self._first]
+
+    def _in_file(self, number: int, where: str) -> str:
+        """Where a bad record of a part is in its file: a range counts its lines from its beginning."""
+        part = self._parts[number]
+        return shifted(where, lines_before(part.ranges[0]) if part.is_range_of_lines else 0)

@@ -12,9 +12,10 @@ from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, describe_files, fingerprint
 from groundup.core.tasks import Markers, RayRunner, Task, pending
-from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
+from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
-from groundup.tokens.build.join import FinishedParts
+from groundup.tokens.build.join import COMMAND, FinishedParts
 from groundup.tokens.build.part_build import BuildPart
 from groundup.tokens.build.parts import Part, cut_into_parts
 from groundup.tokens.build.schedule import do_parts
@@ -37,20 +38,20 @@ class Build:
         sources: Sequence[Path],
         prefix: Path,
         tokenizer: Tokenizer,
-        json_keys: Sequence[str],
+        keys: Sequence[str],
         append_end_of_document: bool,
         policy: BadRecordPolicy,
     ) -> None:
-        _require_keys(json_keys)
+        _require_keys(keys)
         self.files = find_source_files(sources)
-        _require_forms(self.files, json_keys)
+        _require_forms(self.files, keys)
         self.prefix = prefix
         self.tokenizer = tokenizer
-        self.keys = tuple(json_keys)
+        self.keys = tuple(keys)
         self.policy = policy
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.append = append_end_of_document
-        self.prefixes = {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in json_keys}
+        self.prefixes = {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in keys}
         self.made_from = {
             "sources": fingerprint(
                 [[ascii(str(file.path)), file.size_bytes, file.mtime_ns] for file in self.files]
@@ -62,9 +63,7 @@ class Build:
             "end_of_document_id": tokenizer.end_of_document_id,
             "bad_records": [policy.action, policy.max_bad],
         }
-        self.prints = {
-            key: fingerprint([self.made_from, settings, key, list(json_keys)]) for key in json_keys
-        }
+        self.prints = {key: fingerprint([self.made_from, settings, key, list(keys)]) for key in keys}
         self.parts_dir = prefix.with_name(f"{prefix.name}_parts")
         self.markers = Markers(self.parts_dir)
         self.tasks: list[Task[Part]] = []
@@ -79,7 +78,11 @@ class Build:
         if self.parts_dir.is_dir():  # it was killed before it could remove them
             with self.locked(shared=False):
                 self._remove_parts()
-        return {key: manifest.counts for key, manifest in there.items() if manifest}
+        counts = {key: manifest.counts for key, manifest in there.items() if manifest}
+        bad = counts[self.keys[0]]["bad_records"]  # a record is bad for all keys
+        if bad["bad"]:
+            logger.warning("%s", summary_of(bad, self._quarantine if self._keeps_bad else None))
+        return counts
 
     def locked(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
         """Ranks put up with each other, a build of everything with nobody."""
@@ -92,7 +95,15 @@ class Build:
         )
 
     def cut(self, part_bytes: int) -> None:
-        """Cuts the input into parts."""
+        """Cuts the input into parts.
+
+        Raises:
+            DataError: A file is not as large as the manifest beside it records.
+        """
+        manifests = CorpusManifests()
+        bad_records = BadRecords(self.policy, quarantine_path=self._quarantine, command=COMMAND)
+        for file in self.files:
+            manifests.hold(file, bad_records)
         # Whatever the policy does with bad records, the good ones are the same.
         settings = fingerprint(
             [
@@ -163,10 +174,9 @@ class Build:
             )
         finished = FinishedParts(self.parts_dir, self.keys, [task.input for task in self.tasks], done)
         counts = {key: finished.counts(number) for number, key in enumerate(self.keys)}
-        quarantine = self.prefix.with_name(f"{self.prefix.name}_quarantine.jsonl")
         if self._keeps_bad:
-            finished.write_quarantine(quarantine)
-        bad = finished.bad_records(self.policy, quarantine)
+            finished.write_quarantine(self._quarantine)
+        bad = finished.bad_records(self.policy, self._quarantine)
         if bad.bad:
             logger.warning("%s", bad.summary())
         self._require_documents(counts, bad.good, bad.bad)
@@ -194,6 +204,10 @@ class Build:
         return self.policy.action == "quarantine"
 
     @property
+    def _quarantine(self) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}_quarantine.jsonl")
+
+    @property
     def _tokenizer_dir(self) -> Path:
         return self.prefix.with_name(f"{self.prefix.name}_tokenizer")
 
@@ -204,7 +218,7 @@ class Build:
                     f"no text under the key {key!r}: {good + bad:,} records read, {bad:,} bad,"
                     f" {count['empty_documents']:,} empty",
                     where=self.files[0].path,
-                    fix="Check the sources and --json-keys.",
+                    fix="Check the sources and --key.",
                 )
 
     def _describe(self, key: str, counts: dict[str, Any]) -> None:
@@ -238,20 +252,20 @@ class Build:
             logger.warning("%s holds other files: left there", self.parts_dir)
 
 
-def _require_keys(json_keys: Sequence[str]) -> None:
-    if not json_keys or len(set(json_keys)) != len(json_keys) or any("/" in key for key in json_keys):
+def _require_keys(keys: Sequence[str]) -> None:
+    if not keys or len(set(keys)) != len(keys) or any(not key or "/" in key for key in keys):
         raise ConfigError(
-            f"{' '.join(json_keys) or 'nothing'} is not a list of different field names",
-            where="json_keys",
-            fix="Give e.g. --json-keys text.",
+            f"{' '.join(keys) or 'nothing'} is not a list of different field names",
+            where="--key",
+            fix="Give e.g. --key text.",
         )
 
 
-def _require_forms(files: Sequence[SourceFile], json_keys: Sequence[str]) -> None:
+def _require_forms(files: Sequence[SourceFile], keys: Sequence[str]) -> None:
     for file in files:
-        if form_of(file.path) == "text" and len(json_keys) > 1:
+        if form_of(file.path) == "text" and len(keys) > 1:
             raise ConfigError(
-                "a text file has no keys, and several --json-keys were given",
+                "a text file has no keys, and several were given",
                 where=file.path,
                 fix="Give one key, or leave text files out.",
             )

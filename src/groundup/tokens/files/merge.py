@@ -86,8 +86,8 @@ def merge_tokens(
     if end_of_document_id is not None:
         raise ConfigError(
             f"{source.name} knows its documents by its .idx",
-            where="end_of_document_id",
-            fix="Leave --end-of-document-id out.",
+            where="--end-of-document-id",
+            fix="Leave it out.",
         )
     assert isinstance(source, IndexedDataset | IndexedParts)
     return _join(source.prefixes if isinstance(source, IndexedParts) else [source.prefix], prefix, tokenizer)

@@ -38,7 +38,7 @@ def train_tokenizer(
     if vocab_size < _BYTES + 1:
         raise ConfigError(
             f"{vocab_size} ids do not hold 256 bytes and {end_of_document}",
-            where="vocab_size",
+            where="--vocab-size",
             fix="Ask for at least 257.",
         )
     learned = _learn(texts, vocab_size - 1 + _SPARE_MERGES)
@@ -48,7 +48,7 @@ def train_tokenizer(
         raise DataError(
             f"the text yields only {reached:,} ids (pairs that occur {_MIN_PAIR_COUNT} times or more),"
             f" {vocab_size:,} were asked for",
-            where="vocab_size",
+            where="--vocab-size",
             fix=f"Give more text or ask for {reached} or fewer.",
         )
     names = [*byte_characters(), *(left + right for left, right in merges)]
