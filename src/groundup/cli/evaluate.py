@@ -96,15 +96,21 @@ def evaluate(
 
 
 def _task(kind: str, options: dict[str, Any]) -> Any:
-    """The task of a kind; an option that it does not know is refused, with its name."""
+    """The task of a kind; an option that it does not know is refused, by its flag."""
     from groundup.core.config import config, from_dict
-    from groundup.eval.tasks import Task
+    from groundup.core.errors import ConfigError
+    from groundup.eval.tasks import TASKS, Task
 
     @config
     class _Chosen:
         task: Task
 
-    return from_dict(_Chosen, {"task": {"kind": kind, **options}}, where="command line").task
+    flags = {name: "--key" if name == "text_key" else f"--{name.replace('_', '-')}" for name in options}
+    known = TASKS[kind].__dataclass_fields__
+    if without := [flag for name, flag in flags.items() if name not in known]:
+        raise ConfigError(f"{', '.join(without)} has no effect on --tasks {kind}", fix="Leave it out.")
+    names = {f"task.{name}": flag for name, flag in flags.items()}
+    return from_dict(_Chosen, {"task": {"kind": kind, **options}}, where="command line", names=names).task
 
 
 def _options_of(task: Any) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def generate(
     if max_new_tokens < 1 or num_samples < 1:
         raise ConfigError("--max-new-tokens and --num-samples are 1 or more")
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    sampling = from_dict(Sampling, settings, where="command line")
+    flags = {"temperature": "--temperature", "top_k": "--top-k", "top_p": "--top-p"}
+    sampling = from_dict(Sampling, settings, where="command line", names=flags)
     if num_samples > 1 and temperature == 0:
         raise ConfigError(
             f"at temperature 0 all {num_samples} samples are the same text",

@@ -203,10 +203,11 @@ class BadRecords:
                 where=where,
                 fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
             )
+        mend = "Name the field that holds the text with --key" if reason in _WRONG_KEY else "Mend it"
         return DataError(
             f"bad record: {reason}" + (f" ({detail})" if detail else ""),
             where=where,
-            fix=f"Mend it, or leave such records out with {skip} (or quarantine).",
+            fix=f"{mend}, or leave such records out with {skip} (or quarantine).",
         )
 
     def _advice(self) -> str:

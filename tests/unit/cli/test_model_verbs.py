@@ -99,7 +99,7 @@ def test_generate_refuses_what_makes_no_sense(
     groundup: Callable[..., str], model: Path, tmp_path: Path
 ) -> None:
     for arguments, message in (
-        (("--prompt", "a", "--top-p", "1.5"), "top_p"),
+        (("--prompt", "a", "--top-p", "1.5"), "command line: --top-p = 1.5"),
         (("--prompt", "a", "--prompt-file", "b"), "both given"),
         (("--prompt", "a", "--max-new-tokens", "0"), "1 or more"),
         (("--prompt-file", tmp_path / "absent"), "cannot read the prompt"),

@@ -4,7 +4,7 @@ A task is a ``@config`` class with a ``kind`` and ``measure(loaded, data) -> Res
 its file here, with the source of its definition, and add its class to ``Task``.
 """
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 from groundup.core.config import ByKind
 from groundup.eval.tasks.last_word import LastWord
@@ -12,7 +12,10 @@ from groundup.eval.tasks.perplexity import PerplexityTask
 
 Task = Annotated[PerplexityTask | LastWord, ByKind]
 
+TASKS = {member.kind: member for member in get_args(get_args(Task)[0])}
+"""Kind -> the class of its task."""
+
 Results = dict[str, float | int]
 """Name of a figure -> its value, in the order in which they are shown."""
 
-__all__ = ["LastWord", "PerplexityTask", "Results", "Task"]
+__all__ = ["TASKS", "LastWord", "PerplexityTask", "Results", "Task"]

@@ -48,6 +48,12 @@ class LastWord:
     def measure(self, loaded: LoadedModel, data: Sequence[Path]) -> dict[str, float | int]:
         """Accuracy with its standard error, and exp of the mean negative log-probability of a word."""
         passages = sorted(_passages(loaded, data, self.text_key), key=lambda passage: len(passage.ids))
+        if not passages:
+            raise DataError(
+                "there is no passage in it",
+                where=", ".join(map(str, data)),
+                fix="Name a file or folder with passages.",
+            )
         right, total_loss = 0, 0.0
         with (
             Progress("evaluate", len(passages), "passages") as progress,
