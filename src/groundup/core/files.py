@@ -234,6 +234,8 @@ class _Decompressed(io.RawIOBase):
                     if self._input:  # it was padding only: there may be more
                         self._input = b""
                         continue
+                    if not self._raw.size_read:
+                        raise DamagedFile("no byte is in it, not even an empty stream", where=self._path)
                     return 0
                 self._frame = self._new_frame()
             elif not chunk:

@@ -150,10 +150,8 @@ def test_the_key_has_one_name_in_all_verbs(folder: Path) -> None:
     _run(["corpus", "build", "two.jsonl", "--key", "body", "--out", "corpus"])
     _run(["tokenizer", "train", "--key", "body", "two.jsonl", "--vocab-size", "291", "--out", "new"])
     _run(["tokenizer", "inspect", "new", "two.jsonl", "--key", "body"])
-    _run(
-        ["tokens", "build", "--key", "body", "--key", "title", "two.jsonl", "--prefix", "both"]
-        + ["--tokenizer", "new", "--workers", "0"]
-    )
+    words = ["--key", "body", "--key", "title", "two.jsonl", "--prefix", "both", "--tokenizer", "new"]
+    _run(["tokens", "build", *words, "--workers", "0"])
     assert Path("both_body_document.bin").read_bytes() == Path("both_title_document.bin").read_bytes()
 
 

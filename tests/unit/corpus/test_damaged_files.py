@@ -143,6 +143,13 @@ def test_somebody_elses_manifest_says_nothing(ours: Path) -> None:
             assert len(list(read_documents([ours], bad_records=bad))) == NUMBER
 
 
+@pytest.mark.parametrize("name", ["f.jsonl.gz", "f.jsonl.zst", "f.txt.gz"])
+def test_no_byte_is_no_compressed_stream(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=rf"{name}.*: the file is damaged: no byte is in it"):
+        list(read_documents([tmp_path / name], bad_records=BadRecords(BadRecordPolicy())))
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
 def test_several_frames_and_members_are_one_stream(tmp_path: Path, pack) -> None:
     path = tmp_path / ("f.jsonl.gz" if pack is gzip.compress else "f.jsonl.zst")
