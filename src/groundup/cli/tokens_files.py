@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 
 from groundup.cli.tokenizer_choice import chosen_tokenizer
-from groundup.core.errors import DataError
-from groundup.core.manifest import Manifest, damage
-from groundup.core.progress import Progress
+from groundup.core.log import logger
+from groundup.core.manifest import Manifest
+from groundup.corpus.bad_records import summary_of
 from groundup.tokens.files.check import check_ids, check_index
 from groundup.tokens.files.divide import divide_tokens
 from groundup.tokens.files.division import Division
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.indexed import IndexedDataset
 from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.manifests import manifest_path
+from groundup.tokens.files.manifests import manifest_path, require_as_recorded
 from groundup.tokens.files.merge import merge_tokens
 from groundup.tokens.files.provenance import added_counts, common_tokenizer
 from groundup.tokens.files.shards import open_source
@@ -105,7 +105,10 @@ def verify(
         check_ids(source, known.vocab_size)
     described = [prefix for prefix in prefixes if manifest_path(prefix).is_file()]
     for prefix in described:
-        _check_files(prefix)
+        require_as_recorded(prefix)
+        bad = Manifest.read(manifest_path(prefix), "tokens").counts.get("bad_records")
+        if bad and bad["bad"]:
+            logger.warning("%s, when it was built: %s", prefix, summary_of(bad))
     unchecked = []
     if not known:
         unchecked.append("ids (name the --tokenizer)")
@@ -272,14 +275,3 @@ def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, s
 def _percentiles(lengths: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> str:
     places = [round(share * (len(lengths) - 1)) for share in (0, 0.25, 0.5, 0.75, 0.99, 1)]
     return " ".join(f"{length:,}" for length in np.partition(lengths, places)[places].tolist())
-
-
-def _check_files(prefix: Path) -> None:
-    """Sizes and checksums of the files, as the manifest records them."""
-    where = manifest_path(prefix)
-    files = Manifest.read(where, "tokens").files
-    size = sum(recorded["bytes"] for recorded in files.values())
-    with Progress(f"checksums of {prefix}", size, "B") as progress:
-        harm = damage(prefix.parent, files, on_read=progress.add)
-    if harm:
-        raise DataError(harm, where=where, fix="Build the data again with `groundup tokens build`.")

@@ -91,6 +91,7 @@ def build_tokens(
     if counts := build.finished():
         seconds = time.monotonic() - began
         return TokensReport(prefixes=build.prefixes, counts=counts, reused=True, seconds=seconds)
+    build.require_replaceable()
     num_workers = number_of_workers(workers)
     with _writing(prefix), build.locked(shared=False):
         try:
@@ -150,6 +151,7 @@ def build_rank(
     if build.finished():
         build.cut(part_bytes)
         return RankReport(done=0, left=0, total=len(build.tasks))
+    build.require_replaceable()
     num_workers = number_of_workers(workers)
     with _writing(prefix), build.locked(shared=True), build.locked_rank(rank, world_size):
         build.cut(part_bytes)

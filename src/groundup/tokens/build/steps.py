@@ -18,10 +18,15 @@ from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_
 from groundup.tokens.build.join import COMMAND, FinishedParts
 from groundup.tokens.build.part_build import BuildPart
 from groundup.tokens.build.parts import Part, cut_into_parts
+from groundup.tokens.build.replacement import require_own_tokenizer, require_replaceable
 from groundup.tokens.build.schedule import do_parts
 from groundup.tokens.build.tokenize_batch import BatchTokenizer
 from groundup.tokens.files.indexed import bin_path, idx_path, token_dtype
-from groundup.tokens.files.manifests import complete_manifest, describe_tokenizer, manifest_path
+from groundup.tokens.files.manifests import (
+    complete_manifest,
+    describe_tokenizer,
+    manifest_path,
+)
 from groundup.tokens.files.origins import origins_path
 from groundup.tokens.tokenizer import Tokenizer
 
@@ -94,6 +99,12 @@ class Build:
             self.parts_dir / f"lock-{rank}-of-{world_size}", what=f"rank {rank} of the build of {self.prefix}"
         )
 
+    def require_replaceable(self) -> None:
+        """Says which other datasets the build replaces; refuses what it would spoil."""
+        for key, path in self.prefixes.items():
+            require_replaceable(path, self.prints[key], self.made_from, is_begun=self._is_begun)
+        require_own_tokenizer(self.prefix, list(self.prefixes.values()), self._tokenizer_dir, self.tokenizer)
+
     def cut(self, part_bytes: int) -> None:
         """Cuts the input into parts.
 
@@ -133,7 +144,7 @@ class Build:
 
     def remove_empty(self) -> None:
         """Removes the folder of parts where none is done."""
-        if self.parts_dir.is_dir() and not any(self.parts_dir.glob("*.done.json")):
+        if self.parts_dir.is_dir() and not self._is_begun:
             self._remove_parts()
 
     def pending(self) -> list[Task[Part]]:
@@ -198,6 +209,11 @@ class Build:
             self._describe(key, described[key])
         self._remove_parts()
         return described
+
+    @property
+    def _is_begun(self) -> bool:
+        """Whether some part is done."""
+        return any(self.parts_dir.glob("*.done.json"))
 
     @property
     def _keeps_bad(self) -> bool:

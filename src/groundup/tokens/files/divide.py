@@ -15,7 +15,13 @@ from groundup.core.progress import Progress
 from groundup.tokens.files.division import Division, cut_documents, tokens_before
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, sample_checksum, strip_ending
 from groundup.tokens.files.indexed_writer import IndexedWriter
-from groundup.tokens.files.manifests import complete_manifest, manifest_path, tokenizer_of
+from groundup.tokens.files.manifests import (
+    complete_manifest,
+    manifest_path,
+    require_as_recorded,
+    tokenizer_of,
+    warn_of_replacement,
+)
 from groundup.tokens.files.origins import Origins, OriginsWriter, origins_path
 from groundup.tokens.files.provenance import derived_fingerprint, write_manifest
 from groundup.tokens.tokenizer import Tokenizer
@@ -71,6 +77,8 @@ def divide_tokens(path: Path, prefix: Path, division: Division) -> list[DividedP
         logger.info("%d of %d parts are done already", len(done), len(parts))
     if len(done) == len(parts):
         return list(done.values())
+    if manifest_path(data.prefix).is_file():
+        require_as_recorded(data.prefix)  # the parts' checksums would say that damage is right
     share = 1 - sum(part.num_tokens for part in done.values()) / max(1, data.num_tokens)
     size = int(share * bin_path(data.prefix).stat().st_size)
     index_size = int(share * idx_path(data.prefix).stat().st_size)
@@ -92,6 +100,7 @@ def divide_tokens(path: Path, prefix: Path, division: Division) -> list[DividedP
 def _write_part(
     data: IndexedDataset, part: Path, begin: int, end: int, on_copied: Callable[[int], None]
 ) -> DividedPart:
+    warn_of_replacement(part)
     manifest_path(part).unlink(missing_ok=True)
     origins_path(part).unlink(missing_ok=True)
     with IndexedWriter(part, vocab_size=0, dtype=data.dtype) as writer:

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import DataError
-from groundup.core.manifest import Manifest
+from groundup.core.log import logger
+from groundup.core.manifest import Manifest, damage
+from groundup.core.progress import Progress
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.tokens.files.indexed import strip_ending
+from groundup.tokens.files.indexed import bin_path, idx_path, strip_ending
 from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_tokenizer
 
 
@@ -38,6 +40,12 @@ def tokenizer_of(path: Path, named: Path | None = None) -> Tokenizer:
         )
     recorded = Manifest.read(where, "tokens").about["tokenizer"]
     folder = named or prefix.parent / recorded["folder"]
+    if named is None and not holds_tokenizer(folder):
+        raise DataError(
+            f"the tokenizer that {where} names is not there",
+            where=folder,
+            fix="Put its folder there, or name it: --tokenizer, in a run data.tokenizer.",
+        )
     tokenizer = load_tokenizer(folder)
     if tokenizer.fingerprint != recorded["fingerprint"]:
         raise DataError(
@@ -54,10 +62,48 @@ def complete_manifest(prefix: Path) -> Manifest | None:
     if not manifest_path(prefix).is_file():
         return None
     manifest = Manifest.read(manifest_path(prefix), "tokens")
-    files = [(prefix.with_name(name), recorded["bytes"]) for name, recorded in manifest.files.items()]
-    whole = all(path.is_file() and path.stat().st_size == size for path, size in files)
+    files = recorded_files(prefix, manifest)
+    paths = {prefix.with_name(name): recorded["bytes"] for name, recorded in files.items()}
+    whole = all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
     tokenizer_there = holds_tokenizer(prefix.parent / manifest.about["tokenizer"]["folder"])
     return manifest if whole and tokenizer_there else None
+
+
+def recorded_files(prefix: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+    """Name -> size and checksum of a dataset's files, as they are called now if it was renamed since."""
+    tokens = next((name for name in manifest.files if name.endswith(".bin")), "")
+    before = tokens.removesuffix(".bin")
+    return {
+        prefix.name + name.removeprefix(before) if before and name.startswith(before) else name: recorded
+        for name, recorded in manifest.files.items()
+    }
+
+
+def require_as_recorded(prefix: Path) -> None:
+    """Whether the files of a dataset have the sizes and checksums of its manifest; shows progress.
+
+    Raises:
+        DataError: The first file that has not.
+    """
+    files = recorded_files(prefix, Manifest.read(manifest_path(prefix), "tokens"))
+    size = sum(recorded["bytes"] for recorded in files.values())
+    with Progress(f"checksums of {prefix}", size, "B") as progress:
+        harm = damage(prefix.parent, files, on_read=progress.add)
+    if harm:
+        raise DataError(
+            harm, where=manifest_path(prefix), fix="Build the data again with `groundup tokens build`."
+        )
+
+
+def warn_of_replacement(prefix: Path, why: str = "") -> None:
+    """Says that what is about to be written replaces another dataset, where there is one."""
+    if not any(path(prefix).is_file() for path in (bin_path, idx_path)):
+        return
+    held = "not built by groundup"
+    if manifest_path(prefix).is_file():
+        counts = Manifest.read(manifest_path(prefix), "tokens").counts
+        held = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+    logger.warning("%s: the dataset there (%s) is replaced%s", prefix, held, why and f": {why}")
 
 
 def describe_tokenizer(tokenizer: Tokenizer, folder: str) -> dict[str, Any]:

@@ -22,7 +22,12 @@ from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
 from groundup.tokens.files.indexed_parts import IndexedParts
 from groundup.tokens.files.indexed_writer import IndexedWriter
-from groundup.tokens.files.manifests import complete_manifest, manifest_path
+from groundup.tokens.files.manifests import (
+    complete_manifest,
+    manifest_path,
+    require_as_recorded,
+    warn_of_replacement,
+)
 from groundup.tokens.files.origins import join_origins, origins_path
 from groundup.tokens.files.provenance import added_counts, common_tokenizer, seen, write_manifest
 from groundup.tokens.files.shards import open_shards, token_files
@@ -113,6 +118,10 @@ def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeR
     made_of = seen(path(part) for part in prefixes for path in every)
     if tokenizer and (report := _found(prefix, len(prefixes), made_of, tokenizer)):
         return report
+    warn_of_replacement(prefix)
+    for part in prefixes:
+        if manifest_path(part).is_file():
+            require_as_recorded(part)  # the result's checksums would say that damage is right
     size = sum(bin_path(part).stat().st_size for part in prefixes)
     indices = sum(idx_path(part).stat().st_size for part in prefixes)
     require_free_space(prefix.parent, size + 2 * indices, "merging")
@@ -163,6 +172,7 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
     made_of = fingerprint([seen(shard.path for shard in source.shards), source.end_of_document_id])
     if tokenizer and (report := _found(prefix, len(source.shards), made_of, tokenizer)):
         return report
+    warn_of_replacement(prefix)
     require_free_space(
         prefix.parent, len(source.tokens) * dtype.itemsize + 40 * source.num_documents, "merging"
     )
