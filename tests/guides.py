@@ -36,6 +36,47 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+def sessions(document: str) -> list[tuple[list[str], str]]:
+    """The commands of each block of bash that a block of text follows at once, and what that shows."""
+    text = (ROOT / document).read_text()
+    found = re.findall(
+        r"^```bash\n((?:(?!^```).)*)^```\n\n```text\n(.*?)^```", text, re.DOTALL | re.MULTILINE
+    )
+    return [(lines.splitlines(), shown) for lines, shown in found]
+
+
+def masked(text: str) -> str:
+    """A text without what depends on the machine and the hour: rates, durations, times of day."""
+    text = re.sub(r"\b\d\d:\d\d:\d\d\b", "CLOCK", text)
+    text = re.sub(r"\b\d[\d.,]*\s?[kMGT]?\s?\w*/s\b", "RATE", text)
+    return re.sub(r"\b(\d+h)?(\d+m)?\d+(\.\d+)?\s?s\b", "TIME", text)
+
+
+def is_shown(shown: str, printed: str) -> bool:
+    """Whether all that was printed is shown; "..." is any text, and lines may be broken elsewhere."""
+    pattern = re.escape(" ".join(masked(shown).split())).replace(r"\.\.\.", ".*")
+    return re.fullmatch(pattern, " ".join(masked(printed).split())) is not None
+
+
+def require_sessions(document: str, folder: Path) -> int:
+    """Runs the commands of ``sessions`` and compares what they print; returns the number of sessions.
+
+    A refusal that is shown ("groundup: ...") is the last command's, which must end with exit code 1.
+    """
+    found = sessions(document)
+    for lines, shown in found:
+        *before, last = lines
+        printed = "".join(run(line, folder) for line in before)
+        done = shell(last, folder)
+        refused = "\ngroundup: " in f"\n{shown}"
+        assert done.returncode == (1 if refused else 0), (last, done.stderr[-3000:])
+        printed += done.stdout
+        if refused:
+            printed += f"\n{done.stderr}"[f"\n{done.stderr}".rindex("\ngroundup: ") :]
+        assert is_shown(shown, printed), (lines, printed)
+    return len(found)
+
+
 def require_shown(document: str, folder: Path) -> None:
     """Runs the commands of its blocks of console: each prints the lines that follow, "..." being any text."""
     for block in blocks(document, "console"):
