@@ -1,5 +1,6 @@
 """``groundup quickstart`` end to end, cut short and continued."""
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -61,9 +62,15 @@ def test_one_small_text_file_is_enough(tmp_path):
         "\n\n".join(f"On day {i} the cat met dog {i * 7}. They spoke of fish {i * 3}." for i in range(900))
     )
     settings = ("num_steps=5", "validation.interval=0")
-    out, _ = finish(start(tmp_path / "out", "--corpus", str(text), *settings, "--prompt", "On day 3"))
-    assert out.strip().startswith("On day 3")
+    out, _ = finish(start(tmp_path / "my out", "--corpus", str(text), *settings, "--prompt", "On day 3"))
     assert "Validation loss" not in out
+    assert out.strip().startswith("On day 3")
+    generate, evaluate, train, code = map(shlex.split, out.partition("Next:\n")[2].strip().splitlines())
+    assert generate == ["groundup", "generate", str(tmp_path / "my out/run"), "--prompt", "On day 3"]
+    assert evaluate[2] == str(tmp_path / "my out/run")
+    assert train[2:4] == [str(tmp_path / "my out/run/config.yaml"), f"run_dir={tmp_path / 'my out/longer'}"]
+    assert code[:2] == ["python", "-c"]
+    compile(code[2], "code", "exec")
 
 
 @pytest.mark.parametrize(

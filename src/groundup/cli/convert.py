@@ -1,5 +1,6 @@
 """``groundup convert``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -105,7 +106,7 @@ def convert(
     if to == "hf":
         print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
     elif to == "native":
-        print(f"Next: groundup generate {out}")
+        print(f"Next: groundup generate {shlex.quote(str(out))}")
     elif proof.is_exact:
         print("Next: let Megatron-LM load it with --no-load-rng --override-opt_param-scheduler")
 

@@ -1,5 +1,6 @@
 """``groundup quickstart``: every stage in a row, each by the function behind its own verb."""
 
+import json
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,8 +177,12 @@ def _last_screen(
         else ""  # nobody asked for one
     )
     entropy = unigram_entropy(training.tokens)
-    quoted = shlex.quote(prompt)
     data, run_dir, export = config.data.path, config.run_dir, out / "huggingface"
+    # JSON's strings are Python's, without a single quote around them.
+    text, folder = (json.dumps(words, ensure_ascii=False) for words in (prompt, str(export)))
+    code = f'import transformers; print(transformers.pipeline("text-generation", {folder})({text}))'
+    run = shlex.quote(str(run_dir))
+    longer = f"{shlex.quote(str(run_dir / 'config.yaml'))} run_dir={shlex.quote(str(out / 'longer'))}"
     return f"""
 {prompt}{completion}
 
@@ -190,8 +195,8 @@ run           {run_dir} (config.yaml, metrics.jsonl, train.log, checkpoints/)
 Hugging Face  {export}
 
 Next:
-  groundup generate {run_dir} --prompt {quoted}
-  groundup eval {run_dir} --tasks perplexity --data YOUR_TEXT.txt
-  groundup train {run_dir}/config.yaml run_dir={out / "longer"} num_steps={config.num_steps * 4}
-  python -c "import transformers; print(transformers.pipeline('text-generation', '{export}')({prompt!r}))"
+  groundup generate {run} --prompt {shlex.quote(prompt)}
+  groundup eval {run} --tasks perplexity --data YOUR_TEXT.txt
+  groundup train {longer} num_steps={config.num_steps * 4}
+  python -c {shlex.quote(code)}
 """

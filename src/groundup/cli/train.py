@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -84,7 +85,7 @@ def train(
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    print(f"Next: groundup generate {resolved.value.run_dir} --prompt '...'")
+    print(f"Next: groundup generate {shlex.quote(str(resolved.value.run_dir))} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:

@@ -1,5 +1,7 @@
 """What is done about a step whose gradients are not finite: it is saved, and run again for the culprit."""
 
+import shlex
+
 from groundup.core.errors import GroundupError, TrainingError
 from groundup.parallel.whereabouts import progress_note
 from groundup.train.batches import Batch, share_of_tokens
@@ -33,7 +35,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
     )
     try:
         folder = write_bundle(run, facts, random)
-        saved = f"`groundup replay {folder}` runs this step again."
+        saved = f"`groundup replay {shlex.quote(str(folder))}` runs this step again."
     except GroundupError as problem:  # the disk is full, say: what is known must be told all the same
         saved = f"The step could not be saved: {problem}."
     if run.state.pipeline:

@@ -1,5 +1,6 @@
 """What a new run begins with: random weights, or those of a model that is there already."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,12 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, 
 
 def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
     if stored.tokenizer.fingerprint != tokenizer.fingerprint:
+        source = shlex.quote(str(stored.source))
         raise ConfigError(
             f"the data was tokenized with {tokenizer.fingerprint}, the model's tokenizer is"
             f" {stored.tokenizer.fingerprint}",
             where=stored.source,
-            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {stored.source}",
+            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {source}",
         )
     if stored.tokenizer.end_of_document_id != tokenizer.end_of_document_id:
         logger.warning(
@@ -110,6 +112,6 @@ def _open(path: Path) -> StoredModel:
         raise CheckpointError(
             "training starts from checkpoints of groundup and Hugging Face folders",
             where=path,
-            fix=f"Convert it first: groundup convert {path} OUT --to native",
+            fix=f"Convert it first: groundup convert {shlex.quote(str(path))} OUT --to native",
         )
     return open_stored(path)
