@@ -106,8 +106,8 @@ def verify(
     described = [prefix for prefix in prefixes if manifest_path(prefix).is_file()]
     for prefix in described:
         require_as_recorded(prefix)
-        bad = Manifest.read(manifest_path(prefix), "tokens").counts.get("bad_records")
-        if bad and bad["bad"]:
+        bad = Manifest.read(manifest_path(prefix), "tokens").counts.get("bad_records", {})
+        if bad.get("bad"):
             logger.warning("%s, when it was built: %s", prefix, summary_of(bad))
     unchecked = []
     if not known:

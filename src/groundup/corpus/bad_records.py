@@ -232,11 +232,11 @@ class BadRecords:
 
 def summary_of(counts: Mapping[str, Any], quarantine_path: Path | None = None) -> str:
     """In words what ``BadRecords.counts`` gave, perhaps in an earlier run: how many, why, and the first."""
-    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts["by_reason"].items())
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.get("by_reason", {}).items())
     head = f"{counts['bad']:,} bad record{'s' * (counts['bad'] != 1)} left out: {reasons}"
     if quarantine_path and counts["bad"]:
         head += f"; kept in {quarantine_path}"
-    return "\n  ".join([head, *counts["offenders"]])
+    return "\n  ".join([head, *counts.get("offenders", ())])
 
 
 def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:

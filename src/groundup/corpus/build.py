@@ -260,11 +260,16 @@ def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
         why = "its files are not those recorded" if not whole else "other settings or other input files"
         logger.info("%s holds another corpus (%s): building anew", output_dir, why)
         return None
-    if manifest.counts["bad_records"]["bad"]:
+    try:
+        report = CorpusReport.from_counts(output_dir, mark, manifest.counts, reused=True)
+    except (KeyError, TypeError):
+        logger.warning("building anew: the counts in %s are damaged", path)
+        return None
+    if report.bad_records:
         quarantine = output_dir / _QUARANTINE
         kept = quarantine if quarantine.is_file() else None
         logger.warning("%s", summary_of(manifest.counts["bad_records"], kept))
-    return CorpusReport.from_counts(output_dir, mark, manifest.counts, reused=True)
+    return report
 
 
 def _nothing_left(corpus_config: CorpusConfig, tally: Tally, bad_records: BadRecords) -> DataError:

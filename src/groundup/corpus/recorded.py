@@ -40,7 +40,7 @@ class CorpusManifests:
         if manifest is None or path.name not in manifest.files:
             return None
         entry = manifest.files[path.name]
-        content = f"{manifest.counts['documents']:,} documents" if path.name == DOCUMENTS else ""
+        content = f"{manifest.counts.get('documents', 0):,} documents" if path.name == DOCUMENTS else ""
         recorded = RecordedFile(path.parent / MANIFEST, entry["bytes"], entry["checksum"], content)
         mismatch = recorded.size_mismatch(file.size_bytes)
         if mismatch and bad_records and bad_records.policy.is_fatal(DAMAGED_FILE):

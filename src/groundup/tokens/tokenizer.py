@@ -20,6 +20,7 @@ from groundup.tokens.tokenizers.merges import merges_as_ranks
 from groundup.tokens.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
 from groundup.tokens.tokenizers.tiktoken_ranks import is_rank_file, named_encoding, read_rank_file
 
+_GET_AGAIN = "Get the file again, or train a tokenizer with `groundup tokenizer train`."
 _OF_CHECKPOINTS = ("tokenizer", "checkpoints/latest/tokenizer")
 _ENDS_OF_DOCUMENT = (
     "<|endoftext|>",
@@ -226,12 +227,34 @@ def _from_json(path: Path) -> Tokenizer:
         )
     beside = path.with_name("tokenizer_config.json")
     settings: dict[str, Any] | None = read_json(beside) if beside.is_file() else None
-    specials = {token["content"]: token["id"] for token in document.get("added_tokens", ())}
+    specials = _added_tokens(document, path)
     end = _end_of_document(settings or {}, specials, path)
-    bpe = byte_level_bpe(document)
+    try:
+        bpe = byte_level_bpe(document)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # a part of another form
+        raise DataError(
+            f"is not a whole tokenizer.json ({type(error).__name__}: {error})", where=path, fix=_GET_AGAIN
+        ) from None
     if bpe is not None and end in bpe.specials:
         return _byte_level(bpe, end, path, document, settings)
     return HuggingFaceTokenizer(document, end_of_document=end, where=path, settings=settings)
+
+
+def _added_tokens(document: dict[str, Any], path: Path) -> dict[str, int]:
+    """Special and other added tokens -> ids."""
+    added = document.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
+        raise DataError("added_tokens is no list of tokens", where=path, fix=_GET_AGAIN)
+    tokens = {token.get("content"): token.get("id") for token in added}
+    _require_ids(tokens, path)
+    return tokens
+
+
+def _require_ids(vocab: Mapping[Any, Any], path: Path) -> None:
+    """Refuses a vocabulary of other things than texts and ids."""
+    for name, number in vocab.items():
+        if type(name) is not str or type(number) is not int or not 0 <= number < 1 << 32:
+            raise DataError(f"the token {name!r} has the id {number!r}", where=path, fix=_GET_AGAIN)
 
 
 def _from_ranks(bpe: ByteLevelBpe, path: Path) -> Tokenizer:
@@ -245,6 +268,9 @@ def _byte_level(
     document: dict[str, Any] | None,
     settings: dict[str, Any] | None,
 ) -> Tokenizer:
+    _require_ids(bpe.vocab, path)
+    if not all(len(merge) == 2 and all(type(part) is str for part in merge) for merge in bpe.merges):
+        raise DataError("a merge is no pair of tokens", where=path, fix=_GET_AGAIN)
     merges = bpe.merges
     if bpe.fingerprint != GPT2_FINGERPRINT:  # whose merges are known to be ranks
         found = merges_as_ranks(bpe.merges, byte_characters())

@@ -217,7 +217,7 @@ def test_refuses_what_does_not_go_together(tmp_path):
         open_source(tmp_path / "parts")
     write_indexed(two, [[[1]]])
     for prefix, mark in ((one, "aaa"), (two, "bbb")):
-        about = {"tokenizer": {"fingerprint": mark}}
+        about = {"tokenizer": {"folder": "tokenizer", "fingerprint": mark}}
         Manifest(kind="tokens", about=about).write(prefix.with_name(prefix.name + ".json"))
     with pytest.raises(DataError, match=r"two: was built with the tokenizer bbb, .*one with aaa"):
         open_source(tmp_path / "parts")

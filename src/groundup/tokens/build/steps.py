@@ -17,6 +17,7 @@ from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
 from groundup.tokens.build.join import COMMAND, FinishedParts
 from groundup.tokens.build.part_build import BuildPart
+from groundup.tokens.build.part_files import COUNTS
 from groundup.tokens.build.parts import Part, cut_into_parts
 from groundup.tokens.build.replacement import require_own_tokenizer, require_replaceable
 from groundup.tokens.build.schedule import do_parts
@@ -77,15 +78,18 @@ class Build:
         """The counts of each key where an earlier build of the same is complete."""
         there = {key: complete_manifest(self.prefixes[key]) for key in self.keys}
         if any(
-            manifest is None or manifest.fingerprint != self.prints[key] for key, manifest in there.items()
+            manifest is None
+            or manifest.fingerprint != self.prints[key]
+            or not set(COUNTS) <= set(manifest.counts)
+            for key, manifest in there.items()
         ):
             return None
         if self.parts_dir.is_dir():  # it was killed before it could remove them
             with self.locked(shared=False):
                 self._remove_parts()
         counts = {key: manifest.counts for key, manifest in there.items() if manifest}
-        bad = counts[self.keys[0]]["bad_records"]  # a record is bad for all keys
-        if bad["bad"]:
+        bad = counts[self.keys[0]].get("bad_records", {})  # a record is bad for all keys
+        if bad.get("bad"):
             logger.warning("%s", summary_of(bad, self._quarantine if self._keeps_bad else None))
         return counts
 

@@ -12,6 +12,7 @@ from groundup.core.files import require_free_space
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.core.progress import Progress
+from groundup.tokens.files.check import check_index
 from groundup.tokens.files.division import Division, cut_documents, tokens_before
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, sample_checksum, strip_ending
 from groundup.tokens.files.indexed_writer import IndexedWriter
@@ -64,6 +65,7 @@ def divide_tokens(path: Path, prefix: Path, division: Division) -> list[DividedP
         MachineError: The disk cannot hold the parts.
     """
     data = IndexedDataset(path)
+    check_index(data)
     cuts = cut_documents(data, division)
     parts = {prefix.with_name(f"{prefix.name}_{name}"): documents for name, documents in cuts.items()}
     _require_clear(data.prefix, prefix, list(parts))

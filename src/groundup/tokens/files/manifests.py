@@ -102,7 +102,7 @@ def warn_of_replacement(prefix: Path, why: str = "") -> None:
     held = "not built by groundup"
     if manifest_path(prefix).is_file():
         counts = Manifest.read(manifest_path(prefix), "tokens").counts
-        held = f"{counts['documents']:,} documents, {counts['tokens']:,} tokens"
+        held = f"{counts.get('documents', 0):,} documents, {counts.get('tokens', 0):,} tokens"
     logger.warning("%s: the dataset there (%s) is replaced%s", prefix, held, why and f": {why}")
 
 

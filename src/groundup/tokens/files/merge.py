@@ -17,7 +17,7 @@ from groundup.core.files import require_free_space
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, fingerprint
 from groundup.core.progress import Progress
-from groundup.tokens.files.check import require_ids
+from groundup.tokens.files.check import check_index, require_ids
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
 from groundup.tokens.files.indexed_parts import IndexedParts
@@ -120,6 +120,7 @@ def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeR
         return report
     warn_of_replacement(prefix)
     for part in prefixes:
+        check_index(IndexedDataset(part))
         if manifest_path(part).is_file():
             require_as_recorded(part)  # the result's checksums would say that damage is right
     size = sum(bin_path(part).stat().st_size for part in prefixes)

@@ -74,6 +74,8 @@ class Origins:
         content = np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
         self._documents = _pairs(content[self._sections.documents])
         self._sources = _pairs(content[self._sections.sources])
+        if len(self) and not (len(self._sources) and self._sources[0, 0] == 0):
+            raise DataError("its first source has no first document", where=path, fix="Build it again.")
         self._names = content[self._sections.names]
         self._urls = content[self._sections.urls]
 
@@ -309,4 +311,4 @@ def _pairs(content: npt.NDArray[np.uint8]) -> _Pairs:
 
 def _text(ends: npt.NDArray[np.uint64], blob: npt.NDArray[np.uint8], index: int) -> str:
     begin = int(ends[index - 1]) if index else 0
-    return blob[begin : int(ends[index])].tobytes().decode()
+    return blob[begin : int(ends[index])].tobytes().decode(errors="replace")
