@@ -6,6 +6,7 @@ where the value came from and, for an unknown key, the nearest known one.
 """
 
 import dataclasses
+import functools
 import re
 import types
 import typing
@@ -47,7 +48,7 @@ class Resolved(Generic[T]):
 
 def to_dict(value: Any) -> dict[str, Any]:
     """A config as plain JSON-like values."""
-    dumped: dict[str, Any] = pydantic.TypeAdapter(type(value)).dump_python(value, mode="json")
+    dumped: dict[str, Any] = _adapter(type(value)).dump_python(value, mode="json")
     return dumped
 
 
@@ -102,6 +103,12 @@ def resolve(
     return Resolved(from_tree(cls, tree, origins), origins)
 
 
+_adapter: Callable[[type[Any]], pydantic.TypeAdapter[Any]] = functools.cache(  # type: ignore[assignment]  # classes are hashable
+    pydantic.TypeAdapter
+)
+"""Building one takes some 10 ms for a large config."""
+
+
 class _Dumper(yaml.SafeDumper):
     """YAML whose strings read back the same, odd line breaks included."""
 
@@ -148,7 +155,7 @@ def from_tree(
     """
     with_kinds = _fill_kinds(cls, tree)
     try:
-        return pydantic.TypeAdapter(cls).validate_python(with_kinds)
+        return _adapter(cls).validate_python(with_kinds)  # type: ignore[no-any-return]
     except pydantic.ValidationError as error:
         problems = [_problem(cls, problem, tree, origins, names) for problem in error.errors()]
     if len(problems) == 1:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, gelu
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, Probability, Size
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
 from groundup.models.cache import KeyValueCache
@@ -62,19 +63,19 @@ class GPT2Config:
     """
 
     kind: Literal["gpt2"] = "gpt2"
-    vocab_size: int
-    max_sequence_length: int
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    ffn_size: int
+    vocab_size: Size
+    max_sequence_length: Size
+    num_layers: Size
+    hidden_size: Size
+    num_heads: Size
+    ffn_size: Size
     activation: Literal["gelu_tanh", "gelu"] = "gelu_tanh"
     bias: bool = True
     tied_embedding: bool = True
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
+    dropout: Probability = 0.0
+    attention_dropout: Probability = 0.0
+    norm_eps: NotNegativeFloat = 1e-5
+    init_std: NotNegativeFloat = 0.02
 
     def __post_init__(self) -> None:
         """Checks the sizes against each other."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import dropout, silu
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability, Size
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
 from groundup.models.cache import KeyValueCache
@@ -62,21 +63,21 @@ class LlamaConfig:
     """
 
     kind: Literal["llama"] = "llama"
-    vocab_size: int
-    max_sequence_length: int
-    num_layers: int
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    ffn_size: int
-    rope_base: float = 10000.0
+    vocab_size: Size
+    max_sequence_length: Size
+    num_layers: Size
+    hidden_size: Size
+    num_heads: Size
+    num_kv_heads: Size
+    ffn_size: Size
+    rope_base: PositiveFloat = 10000.0
     rope_scaling: RopeScaling = NoRopeScaling()
     qkv_bias: bool = False
     tied_embedding: bool = False
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
+    dropout: Probability = 0.0
+    attention_dropout: Probability = 0.0
+    norm_eps: NotNegativeFloat = 1e-5
+    init_std: NotNegativeFloat = 0.02
 
     def __post_init__(self) -> None:
         """Checks the sizes against each other."""

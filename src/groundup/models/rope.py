@@ -11,8 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from groundup.core.config import ByKind, config
+from groundup.core.config_class import Size
 
-Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1)]
 
 
 @config
@@ -59,9 +60,9 @@ class Llama3RopeScaling:
 
     kind: Literal["llama3"] = "llama3"
     factor: Factor
-    low_frequency_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    high_frequency_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 4.0
-    original_max_sequence_length: Annotated[int, Field(ge=1)] = 8192
+    low_frequency_factor: Annotated[float, Field(gt=0)] = 1.0
+    high_frequency_factor: Annotated[float, Field(gt=0)] = 4.0
+    original_max_sequence_length: Size = 8192
 
     def __post_init__(self) -> None:
         """Refuses frequencies that would be slow and fast at once."""

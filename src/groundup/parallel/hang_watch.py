@@ -16,11 +16,10 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated
-
-from annotated_types import Ge
+from typing import IO
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, Positive
 from groundup.core.log import logger
 from groundup.parallel.failures import HANG, Failure, read_records, stack_path, write_record
 from groundup.parallel.hangs import Stall, Verdict, judge, read_stalls, stall_path, write_stall
@@ -56,9 +55,9 @@ class HangConfig:
             of a validation.
     """
 
-    seconds: Annotated[float, Ge(0)] = 60.0
-    steps: Annotated[int, Ge(1)] = 10
-    long_phase_seconds: Annotated[float, Ge(0)] = 3600.0
+    seconds: NotNegativeFloat = 60.0
+    steps: Positive = 10
+    long_phase_seconds: NotNegativeFloat = 3600.0
 
 
 @contextlib.contextmanager

@@ -1,11 +1,10 @@
 """What a layout is."""
 
 import dataclasses
-from typing import Annotated, Literal
-
-from annotated_types import Ge
+from typing import Literal
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegative, Positive
 
 
 @config
@@ -22,8 +21,8 @@ class PipelineConfig:
     """
 
     schedule: Literal["1f1b", "interleaved", "gpipe", "interleaved-zero-bubble", "zbv"] = "1f1b"
-    stages_per_rank: Annotated[int, Ge(0)] = 0
-    layers: tuple[int, ...] = ()
+    stages_per_rank: NotNegative = 0
+    layers: tuple[Positive, ...] = ()
 
 
 @config
@@ -45,12 +44,12 @@ class Layout:
             rounds each gradient to 8 bits; they are kept in fp32 either way.
     """
 
-    dp: Annotated[int, Ge(0)] = 0
-    tp: Annotated[int, Ge(1)] = 1
-    pp: Annotated[int, Ge(1)] = 1
-    cp: Annotated[int, Ge(1)] = 1
+    dp: NotNegative = 0
+    tp: Positive = 1
+    pp: Positive = 1
+    cp: Positive = 1
     zero: Literal[0, 1, 2, 3] = 0
-    shard: Annotated[int, Ge(0)] = 0
+    shard: NotNegative = 0
     reduce_dtype: Literal["fp32", "bf16"] = "fp32"
     pipeline: PipelineConfig = PipelineConfig()
 

@@ -10,10 +10,9 @@ layer (torch.compile, FSDP) goes around the recomputation.
 import functools
 from collections.abc import Callable
 from types import MethodType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from annotated_types import Ge
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import (
@@ -24,6 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from groundup.core.config import config
+from groundup.core.config_class import Positive
 from groundup.models import Model
 
 _PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
@@ -52,7 +52,7 @@ class Recompute:
     """
 
     mode: Literal["none", "selective", "full"] = "none"
-    every: Annotated[int, Ge(1)] = 1
+    every: Positive = 1
 
     def __post_init__(self) -> None:
         """Checks the settings against each other."""

@@ -1,11 +1,10 @@
 """What a training run is: one config, from which everything else follows."""
 
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.models import ModelConfig
 from groundup.parallel.hang_watch import HangConfig
 from groundup.parallel.layout import Layout
@@ -20,9 +19,6 @@ from groundup.train.precision import LossScaleConfig, PrecisionName
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup
-
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
 
 
 @config
@@ -89,7 +85,7 @@ class SampleConfig:
     interval: NotNegative = 0
     prompt: str = "\n"
     max_new_tokens: Positive = 64
-    temperature: float = 0.8
+    temperature: NotNegativeFloat = 0.8
 
 
 @config
@@ -156,14 +152,14 @@ class TrainConfig:
     schedule: LrSchedule = Cosine()
     warmup: Warmup = Steps()
     schedule_steps: NotNegative = 0
-    clip_grad_norm: Annotated[float, Field(ge=0)] = 1.0
+    clip_grad_norm: NotNegativeFloat = 1.0
     precision: PrecisionName = "auto"
     loss_scale: LossScaleConfig = LossScaleConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
     recompute: Recompute = Recompute()
     compile: bool = False
     deterministic: bool = False
-    seed: int = 1234
+    seed: NotNegative = 1234
     start: StartConfig = StartConfig()
     log: LogConfig = LogConfig()
     validation: ValidationConfig = ValidationConfig()

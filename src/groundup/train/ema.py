@@ -6,13 +6,12 @@ Sanyal et al. 2023, arXiv:2306.03241.
 
 import contextlib
 from collections.abc import Iterator
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from groundup.core.config import config
+from groundup.core.config_class import Probability
 from groundup.parallel.gather import local
 
 
@@ -25,7 +24,7 @@ class EmaConfig:
             (1 - decay) updates. 0 for none. It takes 4 bytes a weight, sharded as the weights are.
     """
 
-    decay: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    decay: Probability = 0.0
 
 
 class WeightAverage:

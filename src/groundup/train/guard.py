@@ -15,18 +15,14 @@ import statistics
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from groundup.core.config import ByKind, config
+from groundup.core.config_class import Positive, PositiveFloat
 from groundup.core.errors import TrainingError
 
 _MAD_TO_SIGMA = 1.4826
 """1 / 0.6745: the MAD of normal numbers times this is their standard deviation."""
 _LEAST_SPREAD = 1e-3
 """Of the median; so that numbers that hardly differ are no outliers to each other."""
-
-Count = Annotated[int, Field(ge=1)]
-Deviations = Annotated[float, Field(gt=0)]
 
 
 @config
@@ -51,11 +47,11 @@ class SkipGuard:
     """
 
     kind: Literal["skip"] = "skip"
-    window: Count = 128
-    warmup: Count = 64
-    loss_deviations: Deviations = 6.0
-    grad_norm_deviations: Deviations = 30.0
-    patience: Count = 8
+    window: Positive = 128
+    warmup: Positive = 64
+    loss_deviations: PositiveFloat = 6.0
+    grad_norm_deviations: PositiveFloat = 30.0
+    patience: Positive = 8
     bundle: bool = False
 
     def __post_init__(self) -> None:
@@ -78,12 +74,12 @@ class RollbackGuard:
     """
 
     kind: Literal["rollback"] = "rollback"
-    window: Count = 128
-    warmup: Count = 64
-    loss_deviations: Deviations = 6.0
-    grad_norm_deviations: Deviations = 30.0
-    back: Count = 100
-    limit: Count = 10
+    window: Positive = 128
+    warmup: Positive = 64
+    loss_deviations: PositiveFloat = 6.0
+    grad_norm_deviations: PositiveFloat = 30.0
+    back: Positive = 100
+    limit: Positive = 10
     bundle: bool = False
 
     def __post_init__(self) -> None:

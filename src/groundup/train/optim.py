@@ -4,14 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from groundup.core.config import ByKind, config
+from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
 from groundup.train.rounded_adamw import RoundedAdamW
-
-Rate = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 @config
@@ -28,11 +25,11 @@ class AdamW:
     """
 
     kind: Literal["adamw"] = "adamw"
-    lr: Rate = 6e-4
-    beta1: Share = 0.9
-    beta2: Share = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
+    lr: PositiveFloat = 6e-4
+    beta1: Probability = 0.9
+    beta2: Probability = 0.95
+    eps: NotNegativeFloat = 1e-8
+    weight_decay: NotNegativeFloat = 0.1
     state_dtype: Literal["fp32", "bf16"] = "fp32"
 
 
@@ -49,9 +46,9 @@ class Muon:
     """
 
     kind: Literal["muon"] = "muon"
-    lr: Rate = 2e-3
-    momentum: Share = 0.95
-    weight_decay: float = 0.1
+    lr: PositiveFloat = 2e-3
+    momentum: Probability = 0.95
+    weight_decay: NotNegativeFloat = 0.1
     adamw: AdamW = AdamW()
 
 
@@ -65,8 +62,8 @@ class Sgd:
     """
 
     kind: Literal["sgd"] = "sgd"
-    lr: Rate = 0.1
-    momentum: Share = 0.0
+    lr: PositiveFloat = 0.1
+    momentum: Probability = 0.0
 
 
 Optimizer = Annotated[AdamW | Muon | Sgd, ByKind]

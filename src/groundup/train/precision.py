@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from groundup.core.config import config
+from groundup.core.config_class import Positive, PositiveFloat
 from groundup.core.errors import MachineError
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
@@ -23,10 +24,10 @@ class LossScaleConfig:
         hysteresis: Overflows that are forgiven before the scale halves; restored by a full window only.
     """
 
-    initial: float = 2.0**32
-    minimum: float = 1.0
-    window: int = 1000
-    hysteresis: int = 2
+    initial: PositiveFloat = 2.0**32
+    minimum: PositiveFloat = 1.0
+    window: Positive = 1000
+    hysteresis: Positive = 2
 
 
 class LossScaler:

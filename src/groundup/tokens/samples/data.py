@@ -4,11 +4,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
-
-import pydantic
+from typing import Literal
 
 from groundup.core.config import config
+from groundup.core.config_class import NotNegative, Size
 
 
 @config
@@ -26,7 +25,7 @@ class SourceConfig:
     path: Path
     weight: float | Literal["proportional"] = "proportional"
     split: str = ""
-    max_epochs: Annotated[int, pydantic.Field(ge=0)] = 0
+    max_epochs: NotNegative = 0
 
     def __post_init__(self) -> None:
         """Checks the weight."""
@@ -63,10 +62,10 @@ class DataConfig:
     validation: dict[str, SourceConfig] = dataclasses.field(default_factory=dict)
     test: dict[str, SourceConfig] = dataclasses.field(default_factory=dict)
     tokenizer: Path | None = None
-    opening_id: int | None = None
+    opening_id: NotNegative | None = None
     split: str = "969,30,1"
-    sequence_length: Annotated[int, pydantic.Field(ge=1)] = 1024
-    max_epochs: Annotated[int, pydantic.Field(ge=0)] = 0
+    sequence_length: Size = 1024
+    max_epochs: NotNegative = 0
     order: Literal["seeded", "megatron"] = "seeded"
     packing: Literal["stream", "best_fit"] = "stream"
     mask_documents: bool = False

@@ -3,13 +3,9 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Annotated
-
-import pydantic
 
 from groundup.core.config import config
-
-NotNegative = Annotated[int, pydantic.Field(ge=0)]
+from groundup.core.config_class import NotNegative
 
 
 @config

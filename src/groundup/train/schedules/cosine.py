@@ -4,6 +4,7 @@ import math
 from typing import Literal
 
 from groundup.core.config import config
+from groundup.core.config_class import Ratio
 
 
 @config
@@ -11,7 +12,7 @@ class Cosine:
     """Attributes: ``min_ratio`` is the last learning rate over the peak."""
 
     kind: Literal["cosine"] = "cosine"
-    min_ratio: float = 0.1
+    min_ratio: Ratio = 0.1
 
     def after_warmup(self, progress: float) -> float:
         """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from groundup.core.config import config
+from groundup.core.config_class import Ratio
 
 
 @config
@@ -10,7 +11,7 @@ class Linear:
     """Attributes: ``min_ratio`` is the last learning rate over the peak."""
 
     kind: Literal["linear"] = "linear"
-    min_ratio: float = 0.0
+    min_ratio: Ratio = 0.0
 
     def after_warmup(self, progress: float) -> float:
         """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""

@@ -1,9 +1,12 @@
 """Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): the peak, then a short decay."""
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
 
 from groundup.core.config import config
+from groundup.core.config_class import Ratio
 
 
 @config
@@ -17,14 +20,9 @@ class Wsd:
     """
 
     kind: Literal["wsd"] = "wsd"
-    decay_fraction: float = 0.2
-    min_ratio: float = 0.0
+    decay_fraction: Annotated[float, Gt(0), Le(1)] = 0.2
+    min_ratio: Ratio = 0.0
     shape: Literal["linear", "sqrt"] = "linear"
-
-    def __post_init__(self) -> None:
-        """Refuses what is no fraction."""
-        if not 0 < self.decay_fraction <= 1:
-            raise ValueError("decay_fraction must be more than 0 and at most 1")
 
     def after_warmup(self, progress: float) -> float:
         """Learning rate over its peak, at ``progress`` in [0, 1] between warm-up and horizon."""
