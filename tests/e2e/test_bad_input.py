@@ -153,3 +153,32 @@ def test_debug_shows_the_traceback(tmp_path):
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert "ConfigError" in done.stderr
+
+
+@pytest.mark.parametrize("run_dir", ["a_file", "/proc/no/such", "/dev/null/run"])
+def test_a_run_folder_that_cannot_be(refused, data, tmp_path, run_dir):
+    (tmp_path / "a_file").touch()
+    message = refused(*train_words(data, tmp_path, f"run_dir={tmp_path / run_dir}"))
+    assert message.startswith(f"groundup: run_dir: nothing can be written to {tmp_path / run_dir} (")
+    assert message.endswith("Name another folder.")
+
+
+def test_a_disk_that_is_full_when_training_begins(refused, data, tmp_path, monkeypatch):
+    def fill_up(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fill_up)
+    message = refused(*train_words(data, tmp_path))
+    assert message.startswith("groundup: run_dir: nothing can be written to")
+    assert message.endswith("(No space left on device). Free some space.")
+
+
+def test_a_disk_that_fills_up_while_the_log_is_written(refused, data, tmp_path, monkeypatch):
+    def fill_up(handler, record):
+        try:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        except OSError:
+            handler.handleError(record)
+
+    monkeypatch.setattr("logging.FileHandler.emit", fill_up)
+    assert refused(*train_words(data, tmp_path)).startswith("groundup: the disk is full")

@@ -1,18 +1,21 @@
 """The command line: verb -> "module:function". A verb's module is imported only when it is used."""
 
 import importlib
+import inspect
 from collections.abc import Sequence
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnknownOptionError
 
 from groundup import __version__
+from groundup.core.errors import ConfigError
 
 _HELP = """Pretrain GPT-class language models from the ground up.
 
 Begin with `groundup quickstart`: raw text to a trained, evaluated, talking model in minutes.
 Every verb explains itself: `groundup train --help`.
 """
-
+_EPILOGUE = "With any verb, --debug shows the traceback of an error, and more in the log."
+_COMPLETION = "Install the completion of verbs and flags for your shell."
 
 _GROUPS = {
     "corpus": "Texts from many sources, cleaned and deduplicated.",
@@ -24,9 +27,41 @@ _GROUPS = {
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Runs one command line (without the program's name)."""
+    """Runs one command line (without the program's name).
+
+    Raises:
+        ConfigError: There is no such verb or flag, or a flag's value is not what it takes.
+    """
     words = [argument for argument in arguments if not argument.startswith("-")]
-    build_app(listing=not words or (len(words) == 1 and words[0] in _GROUPS))(arguments)
+    app = build_app(listing=not words or (len(words) == 1 and words[0] in _GROUPS))
+    try:
+        app(arguments, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        raise _refusal(error, arguments) from error
+
+
+def _refusal(error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
+    """A command line that is wrong, in the words of every other error."""
+    error.verbose = False
+    chain = list(error.command_chain or ())
+    what = str(error).partition(" Available commands:")[0]  # a cut list of them
+    fix = f"See `{' '.join(['groundup', *chain])} --help`."
+    takes_settings = error.target and "overrides" in inspect.signature(error.target).parameters
+    if "Did you mean" in what:
+        fix = ""
+    elif isinstance(error, UnknownOptionError) and takes_settings:
+        fix = _as_setting(error.token.keyword or error.token.value, arguments)
+    return ConfigError(what[:1].lower() + what[1:], where=" ".join(chain) or "command line", fix=fix)
+
+
+def _as_setting(flag: str, arguments: Sequence[str]) -> str:
+    """What to write instead of ``--num-steps 5``."""
+    given = next(argument for argument in arguments if argument.startswith(flag))
+    _, _, value = given.partition("=")
+    after = [*arguments, ""][list(arguments).index(given) + 1]
+    value = value or ("" if after.startswith("-") else after) or "VALUE"
+    name = flag.partition("=")[0].lstrip("-").replace("-", "_")
+    return f"Settings of the training are written as {name}={value}, without dashes."
 
 
 def build_app(*, listing: bool = False) -> App:
@@ -40,6 +75,7 @@ def build_app(*, listing: bool = False) -> App:
         help=_HELP,
         version=__version__,
         help_on_error=False,
+        help_epilogue=_EPILOGUE,
         suppress_keyboard_interrupt=False,  # __main__ says that it was interrupted
     )
     verbs = {
@@ -76,6 +112,7 @@ def build_app(*, listing: bool = False) -> App:
         "convert": "convert:convert",
         "generate": "generate:generate",
     }
+    app.register_install_completion_command(help=_COMPLETION)
     for name, text in _GROUPS.items():
         app.command(App(name=name, help=text))
     for path, target in verbs.items():

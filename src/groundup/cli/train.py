@@ -52,6 +52,7 @@ def train(
         max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
+    from groundup.core.files import require_writable
     from groundup.parallel.launched import is_worker_of_torchrun, launched
     from groundup.parallel.rank_log import speak_as
     from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
@@ -62,6 +63,7 @@ def train(
     if print_config:
         print(resolved.render())
         return
+    require_writable(resolved.value.run_dir, where="run_dir")
     rank = launched()
     if LAUNCHER_VARIABLE not in os.environ:
         is_alone = rank is None and not is_worker_of_torchrun()
@@ -142,9 +144,10 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
 
 @contextlib.contextmanager
 def _own_run(run_dir: Path) -> Iterator[None]:
+    from groundup.parallel.failures import clear_own
+
     """Holds the run folder while entered, once for all ranks; removes what this rank left there before."""
     from groundup.core.folder_lock import locked_folder, require_unlocked
-    from groundup.parallel.failures import clear_own
     from groundup.parallel.launched import is_worker_of_torchrun, launch_name, launched
     from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 

@@ -10,7 +10,12 @@ class GroundupError(Exception):
         what: What was found and which rule it breaks.
         where: The file (``path:line`` where there is a line), config key or command it concerns.
         fix: What to type or change.
+
+    Attributes:
+        exit_code: That of a process that ends by it.
     """
+
+    exit_code = 1
 
     def __init__(self, what: str, *, where: object = "", fix: str = "") -> None:
         self.what = what

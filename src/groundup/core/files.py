@@ -2,10 +2,12 @@
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
 import shutil
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,9 @@ import xxhash
 
 from groundup.core.errors import DataError, MachineError
 
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""Numbers of the system's errors."""
+_PROBE_BYTES = 4096
 _CHUNK_BYTES = 1 << 20
 _COMPRESSED_CHUNK_BYTES = 1 << 17
 
@@ -265,6 +270,30 @@ class _Decompressed(io.RawIOBase):
             + (f"; {recorded.says}" if recorded else ""),
             where=self._path,
         )
+
+
+def require_writable(folder: Path, *, where: str) -> None:
+    """Makes a folder, and refuses one in which nothing can be written.
+
+    Args:
+        folder: That much will be written into.
+        where: The setting that names it.
+
+    Raises:
+        MachineError: It is a file, below one, in a file system of the kernel's, read-only, or on a full disk.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise MachineError(
+            f"nothing can be written to {folder} ({error.strerror})",
+            where=where,
+            fix="Free some space." if error.errno in DISK_IS_FULL else "Name another folder.",
+        ) from error
 
 
 def require_free_space(folder: Path, size_bytes: int, what: str) -> None:

@@ -17,6 +17,13 @@ class _StderrHandler(logging.Handler):
         sys.stderr.flush()
 
 
+class _FileHandler(logging.FileHandler):
+    """Raises what goes wrong, as a full disk, where the standard one prints a traceback and goes on."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        raise  # it is called where the error is caught
+
+
 def set_up(*, debug: bool = False) -> None:
     """Sends groundup's log records to stderr, one line each, with the time of day."""
     handler = _StderrHandler()
@@ -30,7 +37,7 @@ def set_up(*, debug: bool = False) -> None:
 def also_to_file(path: Path) -> Iterator[None]:
     """While entered, appends the log records to a file too, with date and time."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     try:
