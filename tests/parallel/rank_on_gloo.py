@@ -62,7 +62,10 @@ def steps(number, seconds):
 try:
     dist.init_process_group("gloo")
     if how in ("raise", "destroy", "kill", "exit"):
-        with Interruption(), hang_watch(HangConfig()):  # as in training: torchrun's SIGTERM may come first
+        with (
+            Interruption(folder),
+            hang_watch(HangConfig()),
+        ):  # torchrun's SIGTERM may come first
             steps(20, 0)
     else:
         with hang_watch(HangConfig(seconds=2)):

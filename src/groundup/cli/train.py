@@ -95,6 +95,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     from groundup.core.log import also_to_file
     from groundup.parallel.feasible import require_layout
     from groundup.parallel.launch import run_ranks
+    from groundup.train.interruption import remove_unfinished
 
     world_size = config.layout.num_ranks
     require_layout(  # once, before anything starts
@@ -108,13 +109,15 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     )
     debug = ["--debug"] if "--debug" in sys.argv else []
     with locked_folder(config.run_dir, doing=_DOING), also_to_file(config.run_dir / _LOG):
-        return run_ranks(
+        code = run_ranks(
             world_size,
             ["train", *arguments, *debug],
             folder=config.run_dir / _RANKS,
             max_restarts=max_restarts,
             newest_step=_newest_step(config) if max_restarts else lambda: 0,
         )
+        remove_unfinished(config.run_dir)  # of ranks that were killed
+    return code
 
 
 def _newest_step(config: "TrainConfig") -> Callable[[], int]:

@@ -220,10 +220,16 @@ class _Ranks:
             return now - since >= (_PATIENCE_SECONDS if lost else _SETTLE_SECONDS)
         codes = [code for code, _ in self.ends.values() if code]
         if codes:  # asked to stop, and not all have followed
-            at_once = self.asked is not None and not {-self.asked, 128 + self.asked}.isdisjoint(codes)
+            at_once = any(self._was_killed(number) for number in self.ends)
             since = self._first_seen.setdefault("stop", now)
             return now - since >= (_PATIENCE_SECONDS if at_once else _STOP_SECONDS)
         return False
+
+    def _was_killed(self, number: int) -> bool:
+        """Whether a rank ended by the signal that it was asked to stop by, without saving."""
+        code, _ = self.ends[number]
+        died = self.asked is not None and code in (-self.asked, 128 + self.asked)
+        return died and failures.read_record(self.folder, number) is None  # of one that saved there is one
 
     def _first_failure(self) -> Failure | None:
         """Of what happened before we began to end the ranks."""

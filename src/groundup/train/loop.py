@@ -7,7 +7,6 @@ from typing import Protocol
 
 import torch
 
-from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.sharding import left_sharded
@@ -19,7 +18,7 @@ from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
 from groundup.train.guard import RollbackGuard
 from groundup.train.hardware import peak_flops, peak_memory_bytes
-from groundup.train.interruption import Interruption
+from groundup.train.interruption import Interrupted, Interruption
 from groundup.train.metrics import Interval, Metrics, Stopwatch
 from groundup.train.not_finite import explained
 from groundup.train.outliers import handle_outlier
@@ -68,10 +67,6 @@ class Complete(Protocol):
         ...
 
 
-class Interrupted(GroundupError):
-    """The run was asked to stop, and its state is saved."""
-
-
 def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dict[str, Evaluation]:
     """Trains from scratch, or on from the run folder's newest checkpoint, to ``config.num_steps``.
 
@@ -100,7 +95,7 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
         device=run.device,
     )
 
-    with Interruption() as interruption, batches, run.writer:
+    with Interruption(config.run_dir) as interruption, batches, run.writer:
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # there must be something to go back to
         while state.step < config.num_steps:
@@ -138,10 +133,7 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
                     progress_note(state.step, "saving", is_long=True)
                     run.save(wait=last or stopping)
             if stopping and not last:
-                raise Interrupted(
-                    f"stopped after step {state.step}, which is saved",
-                    fix="The same command continues from there.",
-                )
+                raise Interrupted(state.step, interruption.number)
 
     return _validate_at_the_end(run, metrics, evaluate)
 

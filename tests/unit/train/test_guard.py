@@ -13,7 +13,7 @@ from groundup.checkpoint.groups import Group
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.train.bundle import read_bundle
 from groundup.train.guard import Guard, RollbackGuard, SkipGuard
-from groundup.train.loop import Interrupted
+from groundup.train.interruption import Interrupted
 from groundup.train.replay import agreement, open_replayer
 from tests.poisoned import poisoned, reading, without
 from tests.runs import losses, make_config, make_data, run

@@ -11,14 +11,16 @@ import time
 import pytest
 import torch
 
+from groundup.__main__ import main
 from groundup.checkpoint import store
 from groundup.checkpoint.groups import Group
+from groundup.core.config import to_yaml
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
 from groundup.tokens.files.indexed import bin_path
 from groundup.tokens.files.manifests import manifest_path
 from groundup.train.build import build_run
-from groundup.train.loop import Interrupted
+from groundup.train.interruption import Interrupted
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import tiny_tokenizer
 
@@ -129,6 +131,52 @@ def test_ctrl_c_saves_and_the_same_command_continues(data, tmp_path):
         run(config, complete=press_ctrl_c)
     assert (tmp_path / "run/checkpoints/latest").resolve().name == "step_0000002"
     assert losses(run(config)) == losses(run(make_config(data, tmp_path / "whole")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_process_that_was_asked_to_stop_ends_as_several_do(data, tmp_path, monkeypatch, number):
+    monkeypatch.setattr("groundup.cli.callbacks.complete", lambda run_: os.kill(os.getpid(), number) or "")
+    config = make_config(data, tmp_path / "run", "sample.interval=1")
+    (tmp_path / "run.yaml").write_text(to_yaml(config))
+    monkeypatch.setattr(sys, "argv", ["groundup", "train", str(tmp_path / "run.yaml")])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 128 + number
+    assert (tmp_path / "run/checkpoints/latest").resolve().name == "step_0000001"
+
+
+_STUCK = """
+import os, signal, sys, time
+from pathlib import Path
+from tests.runs import make_config, run
+
+folder = Path(sys.argv[2])
+
+def get_stuck(run_):
+    if run_.state.step == 4:  # there is a checkpoint of step 3, and another is half written
+        for half in (run_.checkpoints_dir / ".step_0000004.tmp", folder / ".metrics.jsonl.1.tmp"):
+            half.mkdir()
+            (half / "model.safetensors").touch()
+        os.kill(os.getpid(), signal.SIGINT)
+        print("stuck", flush=True)
+        time.sleep(600)  # as a product of large matrices: no handler of Python's runs in it
+    return ""
+
+run(make_config(Path(sys.argv[1]), folder, "sample.interval=1"), complete=get_stuck)
+"""
+
+
+def test_the_second_ctrl_c_ends_at_once_and_leaves_nothing_half_written(data, tmp_path):
+    words = [sys.executable, "-c", _STUCK, data, tmp_path / "run"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "stuck\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGINT
+    assert err == "groundup: stopped at once; the newest checkpoint is the one to go on from\n"
+    assert not list((tmp_path / "run").rglob(".*.tmp"))
+    assert (tmp_path / "run/checkpoints/latest").resolve().name == "step_0000003"
 
 
 def test_sigkill_loses_at_most_one_interval(data, tmp_path):
