@@ -1,7 +1,11 @@
 """Learning a byte-level BPE vocabulary from text, as GPT-2's was learned."""
 
 import json
-from collections.abc import Iterable
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.tokenizer import Tokenizer
@@ -10,6 +14,8 @@ from groundup.tokens.tokenizers.merges import ranked_merges
 
 _MIN_PAIR_COUNT = 2
 _BYTES = 256
+_TEXTS_AHEAD = 1024
+_LOOK_SECONDS = 0.2
 _SPARE_MERGES = 256  # learned besides, because a few may not suit tiktoken
 
 
@@ -74,6 +80,35 @@ def _learn(texts: Iterable[str], num_tokens: int) -> list[tuple[str, str]]:
         special_tokens=[],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer=trainer)
+    _in_a_thread(partial(tokenizer.train_from_iterator, trainer=trainer), texts)
     learned = json.loads(tokenizer.to_str())["model"]["merges"]
     return [(left, right) for left, right in learned]
+
+
+def _in_a_thread(learn: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
+    """Learns from texts that are read here: Ctrl-C is heard here while native code runs there for long."""
+    ahead: queue.Queue[str | None] = queue.Queue(_TEXTS_AHEAD)
+    learning: Future[None] = Future()
+
+    def work() -> None:
+        try:
+            learn(iter(ahead.get, None))
+        except BaseException as error:  # raised again below
+            learning.set_exception(error)
+        else:
+            learning.set_result(None)
+
+    threading.Thread(target=work, name="tokenizer", daemon=True).start()
+    for text in texts:
+        _put(ahead, text, learning)
+    _put(ahead, None, learning)
+    learning.result()
+
+
+def _put(ahead: "queue.Queue[str | None]", text: str | None, learning: "Future[None]") -> None:
+    """Hands a text on, unless nobody takes it any more."""
+    while not learning.done():
+        try:
+            return ahead.put(text, timeout=_LOOK_SECONDS)
+        except queue.Full:
+            continue
