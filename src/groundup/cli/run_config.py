@@ -1,28 +1,72 @@
 """The config that a command line means for a training run."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groundup.cli.presets import presets
+from groundup.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
     from groundup.core.layers import Layer
     from groundup.train.config import TrainConfig
 
+OF_TOKENIZER = "the tokenizer of "
+"""What the origin of a vocabulary begins with that is not the preset's."""
+
+_VOCABULARY = "model.vocab_size"
+
 
 def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainConfig]":
     """The config of presets, a file and overrides; the model is that of ``start.path``, where it is given.
+
+    A model of a preset has the vocabulary of the data's tokenizer.
 
     Raises:
         ConfigError: With all problems found.
         CheckpointError: There is no model at ``start.path``.
     """
-    from groundup.core.config import resolve
+    from groundup.core.config import Resolved, from_tree
+    from groundup.core.layers import merged
     from groundup.train.config import TrainConfig
 
-    return resolve(TrainConfig, file=file, overrides=overrides, presets=presets(), derive=_model_of_start)
+    if file is None and not overrides:
+        raise ConfigError("there is nothing to train yet", fix=_how_to_begin())
+    tree, origins = merged(file, overrides, presets(), _model_of_start)
+    try:
+        config = from_tree(TrainConfig, tree, origins)
+    except ConfigError as error:
+        if "model" in tree:
+            raise
+        raise ConfigError(f"{error}\n{_how_to_begin()}") from None
+    return _with_vocabulary_of_data(Resolved(config, origins))
+
+
+def _how_to_begin() -> str:
+    return (
+        "Begin with a preset: groundup train preset=tiny run_dir=runs/a data.path=PREFIX, PREFIX being what"
+        f" `groundup tokens build` wrote. Presets: {', '.join(presets())}; `groundup train --help` says more."
+    )
+
+
+def _with_vocabulary_of_data(resolved: "Resolved[TrainConfig]") -> "Resolved[TrainConfig]":
+    from groundup.core.config import Resolved
+    from groundup.tokens.samples.splits import tokenizer_of_data
+
+    config, origins = resolved.value, resolved.origins
+    if not origins.get(_VOCABULARY, "").startswith("preset "):
+        return resolved
+    try:
+        vocab_size = tokenizer_of_data(config.data).vocab_size
+    except DataError:  # the config can be shown without the data; whoever opens it says what is wrong
+        return resolved
+    if vocab_size == config.model.vocab_size:
+        return resolved
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    origin = f"{OF_TOKENIZER}{config.data.paths[0]} ({origins[_VOCABULARY]}: {config.model.vocab_size})"
+    return Resolved(dataclasses.replace(config, model=model), {**origins, _VOCABULARY: origin})
 
 
 def _model_of_start(given: Mapping[str, Any]) -> "Layer | None":

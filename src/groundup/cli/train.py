@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from groundup.cli.run_config import run_config
+from groundup.cli.run_config import OF_TOKENIZER, run_config
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ def train(
     """Train a model, or continue a run from its newest sound checkpoint.
 
     A config is a YAML file, dotted overrides, or both; `preset: gpt2-124m` (also gpt2-345m, gpt2-774m,
-    gpt2-1558m, codeparrot-110m, tiny) in either gives everything a value but `run_dir` and `data.path`.
+    gpt2-1558m, codeparrot-110m, small, tiny) in either gives everything a value but `run_dir` and `data.path`; the
+    vocabulary is then that of the data's tokenizer.
+
     The run folder receives the resolved config, metrics.jsonl, a log and the checkpoints. Ctrl-C saves
     and stops; the same command continues.
 
@@ -53,6 +55,7 @@ def train(
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
     from groundup.core.files import require_writable
+    from groundup.core.log import logger
     from groundup.parallel.launched import is_worker_of_torchrun, launched
     from groundup.parallel.rank_log import speak_as
     from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
@@ -79,6 +82,9 @@ def train(
     if rank is not None:
         os.environ.update(rank.environment())  # what Slurm says in its own words
         speak_as(rank.rank)
+    vocabulary = resolved.origins.get("model.vocab_size", "")
+    if vocabulary.startswith(OF_TOKENIZER):
+        logger.info("model.vocab_size is %d, from %s", resolved.value.model.vocab_size, vocabulary)
     results = run_training(resolved.value)
     if rank is not None and rank.rank > 0:
         return

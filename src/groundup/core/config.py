@@ -19,7 +19,7 @@ import yaml
 
 from groundup.core.config_class import config
 from groundup.core.errors import ConfigError
-from groundup.core.layers import NUMBER, NUMBER_BEGINS, Layer, leaves, merged, nearest
+from groundup.core.layers import NUMBER, NUMBER_BEGINS, leaves, merged, nearest
 
 __all__ = ["ByKind", "Resolved", "config", "from_dict", "from_tree", "resolve", "to_dict", "to_yaml"]
 
@@ -85,21 +85,19 @@ def resolve(
     file: Path | None = None,
     overrides: Sequence[str] = (),
     presets: Mapping[str, Path] = types.MappingProxyType({}),
-    derive: Callable[[Mapping[str, Any]], Layer | None] = lambda _: None,
 ) -> Resolved[T]:
-    """Fills a config from, in rising order: defaults, the preset, what is derived, the file, the overrides.
+    """Fills a config from, in rising order: defaults, the preset, the file, the overrides.
 
     Args:
         cls: The config class.
         file: A YAML file; its top-level key ``preset`` names the preset.
         overrides: ``dotted.key=value``; the value is read as YAML, ``preset=NAME`` too.
         presets: Name -> YAML file.
-        derive: From what is given, values that follow from it; they replace whole sections of the preset.
 
     Raises:
         ConfigError: A missing file, invalid YAML, or any number of wrong keys and values.
     """
-    tree, origins = merged(file, overrides, presets, derive)
+    tree, origins = merged(file, overrides, presets)
     return Resolved(from_tree(cls, tree, origins), origins)
 
 

@@ -130,16 +130,7 @@ def build_run(config: TrainConfig) -> Run:
     )
     assert splits.train is not None, "the plan was checked"
     tokenizer = tokenizer_of_data(config.data)
-    begins_anew = config.start.path is None  # other models may have more ids than their tokenizers
-    if tokenizer.vocab_size > config.model.vocab_size or (
-        begins_anew and tokenizer.vocab_size < config.model.vocab_size
-    ):
-        raise ConfigError(
-            f"model.vocab_size is {config.model.vocab_size},"
-            f" the tokenizer of the data has {tokenizer.vocab_size}",
-            where=config.data.paths[0],
-            fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
-        )
+    require_vocabulary(config, tokenizer)
 
     newest = checkpoint_to_continue(
         config, team, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
@@ -198,3 +189,21 @@ def build_run(config: TrainConfig) -> Run:
         if isinstance(part.samples, PackedDataset):
             logger.info("%s: %s", part.key, part.samples.describe())
     return run
+
+
+def require_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:
+    """Refuses a model of another vocabulary than that of the data.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    begins_anew = config.start.path is None  # other models may have more ids than their tokenizers
+    if tokenizer.vocab_size > config.model.vocab_size or (
+        begins_anew and tokenizer.vocab_size < config.model.vocab_size
+    ):
+        raise ConfigError(
+            f"model.vocab_size is {config.model.vocab_size},"
+            f" the tokenizer of the data has {tokenizer.vocab_size}",
+            where=config.data.paths[0],
+            fix=f"Set model.vocab_size={tokenizer.vocab_size}.",
+        )

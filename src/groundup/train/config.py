@@ -202,9 +202,11 @@ class TrainConfig:
                 " set recompute.mode=none, or another layout.pipeline.schedule"
             )
         if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
+            length = f"warmup.{self.warmup.kind}"  # the field of each kind is named as the kind is
+            horizon = "schedule_steps" if self.schedule_steps else "num_steps"
             raise ValueError(
-                f"the warm-up takes {self.warmup_steps:g} of the schedule's {self.horizon_steps} steps;"
-                " shorten it or train longer"
+                f"{length} makes the warm-up {self.warmup_steps:g} steps long, and the schedule ends after"
+                f" {horizon}={self.horizon_steps}; lower {length} or raise {horizon}"
             )
 
     @property

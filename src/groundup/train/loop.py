@@ -21,6 +21,7 @@ from groundup.train.hardware import peak_flops, peak_memory_bytes
 from groundup.train.interruption import Interrupted, Interruption
 from groundup.train.metrics import Interval, Metrics, Stopwatch
 from groundup.train.not_finite import explained
+from groundup.train.optim import Muon
 from groundup.train.outliers import handle_outlier
 from groundup.train.prefetch import Prefetch
 from groundup.train.randomness import RandomStates
@@ -195,6 +196,7 @@ class _Report:
             loss=loss,
             grad_norm=self.results[-1].grad_norm,
             lr=self.results[-1].lr,
+            adamw_lr=self._adamw_lr(),
             tokens_per_second=tokens_per_second,
             flops_per_second=flops_per_second,
             mfu=flops_per_second / self.peak if self.peak else 0.0,
@@ -209,6 +211,13 @@ class _Report:
             eta_seconds=self._samples_left() * seconds / sum(result.num_samples for result in self.results),
         ).report(self.metrics)
         self.begin()
+
+    def _adamw_lr(self) -> float | None:
+        """The other rate of Muon, which follows the same schedule."""
+        optimizer = self.run.config.optimizer
+        if not isinstance(optimizer, Muon):
+            return None
+        return self.results[-1].lr * optimizer.adamw.lr / optimizer.lr
 
     def _samples_left(self) -> int:
         state, config = self.run.state, self.run.config

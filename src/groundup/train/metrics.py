@@ -98,6 +98,8 @@ class Interval:
 
     Attributes:
         loss: Mean over the interval's steps.
+        lr: Learning rate; with Muon that of the matrices.
+        adamw_lr: With Muon, that of all else.
         tokens_per_second: Trained tokens over training time.
         flops_per_second: By the formula of ``models.count``.
         mfu: Share of the device's stated peak; 0 where that is unknown.
@@ -111,6 +113,7 @@ class Interval:
     loss: float
     grad_norm: float
     lr: float
+    adamw_lr: float | None
     tokens_per_second: float
     flops_per_second: float
     mfu: float
@@ -130,7 +133,7 @@ class Interval:
             f"step {self.step:>{len(str(self.num_steps))}}/{self.num_steps}",
             f"loss {self.loss:.4f}",
             f"grad norm {self.grad_norm:.3f}",
-            f"lr {self.lr:.3e}",
+            f"lr {self.lr:.3e}" + (f" (adamw {self.adamw_lr:.3e})" if self.adamw_lr is not None else ""),
             f"{human_count(self.tokens_per_second)} tokens/s",
             f"{self.flops_per_second / 1e12:.3g} TFLOP/s",
         ]
@@ -150,7 +153,7 @@ class Interval:
         """Logs the line and writes the record."""
         logger.info("%s", self.line())
         values = {k: v for k, v in dataclasses.asdict(self).items() if k not in ("step", "num_steps")}
-        metrics.record("train", self.step, **values)
+        metrics.record("train", self.step, **{k: v for k, v in values.items() if v is not None})
 
 
 def last_step(path: Path) -> int:

@@ -13,6 +13,7 @@ from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.stages import stages_per_rank
 from groundup.tokens.samples.splits import tokenizer_of_data
+from groundup.train.build import require_vocabulary
 from groundup.train.config import (
     CheckpointConfig,
     LogConfig,
@@ -155,8 +156,10 @@ def verify_parallel(
         shrink: See ``shrunk``; with a layer for each stage of a pipeline.
 
     Raises:
+        ConfigError: The model's vocabulary is not the tokenizer's.
         TrainingError: The run does not even train on one process.
     """
+    require_vocabulary(config, tokenizer_of_data(config.data))
     layouts = {name: parse_layout(name) for name in names}
     if shrink:
         stages = (layout.pp * stages_per_rank(layout.pipeline) for layout in layouts.values())

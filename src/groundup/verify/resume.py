@@ -8,7 +8,8 @@ from groundup.checkpoint import store
 from groundup.checkpoint.compare import Difference, compare
 from groundup.core.config import to_yaml
 from groundup.core.errors import TrainingError
-from groundup.train.build import checkpoints_of
+from groundup.tokens.samples.splits import tokenizer_of_data
+from groundup.train.build import checkpoints_of, require_vocabulary
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
 from groundup.verify.parallel import read_curve, shrunk
 
@@ -56,8 +57,10 @@ def verify_resume(
         shrink: See ``verify.parallel.shrunk``.
 
     Raises:
+        ConfigError: The model's vocabulary is not the tokenizer's.
         TrainingError: The run does not train to the end, or does not go on.
     """
+    require_vocabulary(config, tokenizer_of_data(config.data))
     stop = num_steps // 2
     data = dataclasses.replace(config.data, split="1", validation={}, test={})
     base = dataclasses.replace(

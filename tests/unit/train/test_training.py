@@ -300,7 +300,16 @@ def test_fp16_overflow_at_the_minimum_scale_ends_the_run(data, tmp_path, monkeyp
             ("data.sequence_length=64",),
             r"data.sequence_length 64 is longer than model.max_sequence_length 32",
         ),
-        (("warmup.steps=6",), "the warm-up takes 6 of the schedule's 6 steps"),
+        (
+            ("warmup.steps=6",),
+            r"warmup.steps makes the warm-up 6 steps long, and the schedule ends after num_steps=6;"
+            " lower warmup.steps or raise num_steps",
+        ),
+        (
+            ("warmup.kind=tokens", "warmup.tokens=1280", "schedule_steps=5"),
+            r"warmup.tokens makes the warm-up 10 steps long, and the schedule ends after schedule_steps=5;"
+            " lower warmup.tokens or raise schedule_steps",
+        ),
     ],
 )
 def test_contradicting_settings_are_refused(data, tmp_path, overrides, expected):
