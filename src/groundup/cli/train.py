@@ -31,8 +31,8 @@ def train(
     """Train a model, or continue a run from its newest sound checkpoint.
 
     A config is a YAML file, dotted overrides, or both; `preset: gpt2-124m` (also gpt2-345m, gpt2-774m,
-    gpt2-1558m, codeparrot-110m, small, tiny) in either gives everything a value but `run_dir` and `data.path`; the
-    vocabulary is then that of the data's tokenizer.
+    gpt2-1558m, codeparrot-110m, small, tiny) in either gives everything a value but `run_dir` and
+    `data.path`; the vocabulary is then that of the data's tokenizer.
 
     The run folder receives the resolved config, metrics.jsonl, a log and the checkpoints. Ctrl-C saves
     and stops; the same command continues.

@@ -1,14 +1,10 @@
-"""Progress with rate and ETA: a live bar on a terminal, a line now and then elsewhere."""
+"""Progress with rate and ETA: a live line on a terminal, a line now and then elsewhere."""
 
-import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING
 
+from groundup.core.live_line import LiveLine
 from groundup.core.log import logger
-
-if TYPE_CHECKING:
-    from rich.live import Live
 
 _LINE_INTERVAL_SECONDS = 10.0
 
@@ -47,11 +43,10 @@ class Progress:
         self.done = 0.0
         self.note = ""
         self._began = self._last_line = time.monotonic()
-        self._live = self._bar() if sys.stderr.isatty() else None
+        self._live = LiveLine(self.line)
 
     def __enter__(self) -> "Progress":
-        if self._live:
-            self._live.__enter__()
+        self._live.__enter__()
         return self
 
     def __exit__(
@@ -60,8 +55,7 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._live:
-            self._live.__exit__(kind, error, trace)
+        self._live.__exit__(kind, error, trace)
         if error is None:
             elapsed = max(time.monotonic() - self._began, 1e-9)
             rate = human_count(self.done / elapsed)
@@ -82,7 +76,7 @@ class Progress:
         if note:
             self.note = note
         now = time.monotonic()
-        if not self._live and now - self._last_line >= _LINE_INTERVAL_SECONDS:
+        if not self._live.is_live and now - self._last_line >= _LINE_INTERVAL_SECONDS:
             self._last_line = now
             logger.info("%s", self.line())
 
@@ -101,18 +95,6 @@ class Progress:
         if self.note:
             parts.append(self.note)
         return " | ".join(parts)
-
-    def _bar(self) -> "Live":
-        from rich.console import Console  # only where there is a terminal: it takes a while to import
-        from rich.live import Live
-        from rich.text import Text
-
-        return Live(
-            console=Console(file=sys.stderr),
-            refresh_per_second=4,
-            transient=True,
-            get_renderable=lambda: Text(self.line()),
-        )
 
 
 def _spaced(unit: str) -> str:

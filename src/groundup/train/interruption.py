@@ -12,7 +12,6 @@ from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 
 _UNFINISHED = ".*.tmp"
-_SHOW_CURSOR = "\r\x1b[K\x1b[?25h"
 
 
 class Interrupted(GroundupError):
@@ -79,8 +78,6 @@ class Interruption:
             while received := numbers.read(1):
                 if received[0] == signal.SIGINT:
                     remove_unfinished(self._run_dir)
-                    if sys.stderr.isatty():
-                        sys.stderr.write(_SHOW_CURSOR)
                     sys.stderr.write(
                         "groundup: stopped at once; the newest checkpoint is the one to go on from\n"
                     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from groundup.core.live_line import LiveLine
 from groundup.core.log import logger
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.sharding import left_sharded
@@ -19,6 +20,7 @@ from groundup.train.config import TrainConfig
 from groundup.train.guard import RollbackGuard
 from groundup.train.hardware import peak_flops, peak_memory_bytes
 from groundup.train.interruption import Interrupted, Interruption
+from groundup.train.live import LiveStatus
 from groundup.train.metrics import Interval, Metrics, Stopwatch
 from groundup.train.not_finite import explained
 from groundup.train.optim import Muon
@@ -80,11 +82,21 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
         GroundupError: See ``build_run`` and ``train_step``.
     """
     run = build_run(config)
-    state, team = run.state, run.team
     metrics = Metrics(
-        config.run_dir, from_step=state.step, tensorboard=config.log.tensorboard, mute=not team.is_first
+        config.run_dir,
+        from_step=run.state.step,
+        tensorboard=config.log.tensorboard,
+        mute=not run.team.is_first,
     )
     report = _Report(run, metrics)
+    with LiveLine(report.live.text):
+        return _train(run, metrics, report, evaluate, complete)
+
+
+def _train(
+    run: Run, metrics: Metrics, report: "_Report", evaluate: Evaluate, complete: Complete
+) -> dict[str, Evaluation]:
+    config, state, team = run.config, run.state, run.team
     batches = Prefetch(
         functools.partial(
             read_batch,
@@ -154,6 +166,7 @@ class _Report:
         self.metrics = metrics
         self.flops_per_token = training_flops_per_token(run.config.model, run.config.data.sequence_length)
         self.peak = peak_flops(run.device, run.precision.dtype)
+        self.live = LiveStatus(run)
         self.begin()
         self.check_first_loss = run.state.step == 0 and run.config.start.path is None
         logger.info(
@@ -162,9 +175,10 @@ class _Report:
             self.flops_per_token / 1e9,
         )
 
-    def begin(self) -> None:
-        """Begins a line from the state as it is."""
+    def begin(self, loss: float | None = None) -> None:
+        """Begins a line from the state as it is; ``loss`` is that of the line before."""
         self.stopwatch = Stopwatch()
+        self.live.begin(self.stopwatch, loss)
         self.results: list[StepResult] = []
         self.tokens_before = self.run.state.tokens
 
@@ -210,7 +224,7 @@ class _Report:
             tokens=state.tokens,
             eta_seconds=self._samples_left() * seconds / sum(result.num_samples for result in self.results),
         ).report(self.metrics)
-        self.begin()
+        self.begin(loss)
 
     def _adamw_lr(self) -> float | None:
         """The other rate of Muon, which follows the same schedule."""

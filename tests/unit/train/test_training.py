@@ -14,14 +14,19 @@ import torch
 from groundup.__main__ import main
 from groundup.checkpoint import store
 from groundup.checkpoint.groups import Group
+from groundup.cli.callbacks import evaluate
 from groundup.core.config import to_yaml
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
+from groundup.core.log import set_up
 from groundup.core.manifest import Manifest
 from groundup.tokens.files.indexed import bin_path
 from groundup.tokens.files.manifests import manifest_path
 from groundup.train.build import build_run
+from groundup.train.config import ValidationConfig
 from groundup.train.interruption import Interrupted
+from groundup.train.loop import _due
 from tests.runs import losses, make_config, make_data, run
+from tests.terminal import Terminal
 from tests.tiny import tiny_tokenizer
 
 
@@ -131,6 +136,45 @@ def test_ctrl_c_saves_and_the_same_command_continues(data, tmp_path):
         run(config, complete=press_ctrl_c)
     assert (tmp_path / "run/checkpoints/latest").resolve().name == "step_0000002"
     assert losses(run(config)) == losses(run(make_config(data, tmp_path / "whole")))
+
+
+def test_a_terminal_shows_what_goes_on_between_log_lines(data, tmp_path, monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    set_up()
+
+    def evaluate_slowly(run_, dataset, num_batches):
+        terminal.wait_for("validating")
+        return evaluate(run_, dataset, num_batches)
+
+    def complete_slowly(run_):
+        terminal.wait_for(f"step {run_.state.step}/500000 (0%)")
+        return ""
+
+    config = make_config(
+        data, tmp_path / "run", "num_steps=500000", "sample.interval=1", "checkpoint.interval=1"
+    )
+    config = dataclasses.replace(config, validation=ValidationConfig(interval=2))
+    monkeypatch.setattr("groundup.train.loop._due", due_until_the_fifth(_due))
+    with pytest.raises(Interrupted):
+        run(config, evaluate=evaluate_slowly, complete=complete_slowly)
+    assert max(map(len, terminal.live_lines())) < 80
+    assert not any("…" in line for line in terminal.live_lines())
+    assert any("| loss" in line and "validating" in line for line in terminal.live_lines())
+    assert "saved" in terminal.left()
+    assert "validating" not in terminal.left()
+
+
+def due_until_the_fifth(due):
+    """Presses Ctrl-C in the fifth step."""
+
+    def is_due(step, interval):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return due(step, interval)
+
+    return is_due
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
