@@ -14,6 +14,7 @@ from groundup.cli.run_config import OF_TOKENIZER, run_config
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from groundup.core.config import Resolved
     from groundup.train.config import TrainConfig
     from groundup.train.loop import Evaluation
 
@@ -54,25 +55,29 @@ def train(
         max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
+    if config is not None and "=" in str(config):
+        overrides, config = (str(config), *overrides), None
+    resolved = run_config(config, overrides)
+    if print_config:
+        print(resolved.render())
+    else:
+        _train(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
+
+
+def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
+    """Trains as one process, as one of several ranks, or starts those."""
     from groundup.core.files import require_writable
     from groundup.core.log import logger
     from groundup.parallel.launched import is_worker_of_torchrun, launched
     from groundup.parallel.rank_log import speak_as
     from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
 
-    if config is not None and "=" in str(config):
-        overrides, config = (str(config), *overrides), None
-    resolved = run_config(config, overrides)
-    if print_config:
-        print(resolved.render())
-        return
     require_writable(resolved.value.run_dir, where="run_dir")
     rank = launched()
     if LAUNCHER_VARIABLE not in os.environ:
         is_alone = rank is None and not is_worker_of_torchrun()
         if is_alone and (resolved.value.layout.num_ranks > 1 or max_restarts):
-            words = [*([str(config)] if config else []), *overrides]
-            raise SystemExit(_run_ranks(resolved.value, max_restarts, words))
+            raise SystemExit(_run_ranks(resolved.value, max_restarts, arguments))
         if max_restarts:
             raise ConfigError(
                 "these ranks were started by torchrun or srun, which alone can start them again",
