@@ -5,9 +5,11 @@ from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from groundup.core.config import ByKind, config
 from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
+from groundup.train.muon import BatchedMuon
 from groundup.train.rounded_adamw import RoundedAdamW
 
 
@@ -70,7 +72,7 @@ Optimizer = Annotated[AdamW | Muon | Sgd, ByKind]
 
 
 class Optimizers:
-    """One or two PyTorch optimizers that step as one, with state by parameter name."""
+    """One or several PyTorch optimizers that step as one, with state by parameter name."""
 
     def __init__(self, parts: list[torch.optim.Optimizer], names: Mapping[Tensor, str]) -> None:
         self._parts = parts
@@ -147,17 +149,26 @@ def build_optimizers(model: nn.Module, config: Optimizer) -> Optimizers:
             matrices = [p for name, p in named.items() if name.startswith("layers.") and p.ndim == 2]
             chosen = set(matrices)
             others = [parameter for parameter in named.values() if parameter not in chosen]
-            muon = torch.optim.Muon(
-                matrices,
-                lr=config.lr,
-                momentum=config.momentum,
-                weight_decay=config.weight_decay,
-                adjust_lr_fn="match_rms_adamw",
-            )
-            parts = [muon, _adamw(others, config.adamw)]
+            parts = [*_muon(matrices, config), _adamw(others, config.adamw)]
         case Sgd():
             parts = [torch.optim.SGD(list(named.values()), lr=config.lr, momentum=config.momentum)]
     return Optimizers(parts, names)
+
+
+def _muon(matrices: Sequence[Tensor], config: Muon) -> Iterator[torch.optim.Optimizer]:
+    """Ours for whole matrices, PyTorch's for those that are cut over ranks, gathered one by one."""
+    whole = [matrix for matrix in matrices if not isinstance(matrix, DTensor)]
+    cut = [matrix for matrix in matrices if isinstance(matrix, DTensor)]
+    if whole:
+        yield BatchedMuon(whole, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
+    if cut:
+        yield torch.optim.Muon(
+            cut,
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+            adjust_lr_fn="match_rms_adamw",
+        )
 
 
 def _adamw(parameters: Sequence[Tensor], config: AdamW) -> torch.optim.Optimizer:

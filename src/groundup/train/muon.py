@@ -1,0 +1,85 @@
+"""Muon that orthogonalizes matrices of one shape together: few large products instead of many small ones."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+_EPS = 1e-7
+_STACK = {"cpu": 1 << 20, "cuda": 1 << 27}
+"""Numbers of a stack at most: more would be no faster, and take memory."""
+
+
+class BatchedMuon(torch.optim.Optimizer):
+    """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices; its state is the same.
+
+    Updates are the same too but for the rounding of bf16 products, which other kernels sum in another
+    order. Matrices that are cut over ranks (``DTensor``) are for PyTorch's own.
+
+    Args:
+        matrices: Parameters of two dimensions.
+        lr: Learning rate in AdamW's units (Liu et al. 2025, arXiv:2502.16982).
+        momentum: Nesterov momentum.
+        weight_decay: Decoupled.
+    """
+
+    def __init__(
+        self, matrices: Sequence[Tensor], *, lr: float, momentum: float, weight_decay: float
+    ) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Updates all matrices that have a gradient."""
+        assert closure is None, "gradients are made before"
+        for group in self.param_groups:
+            for stack in _stacks([matrix for matrix in group["params"] if matrix.grad is not None]):
+                self._update(stack, group)
+
+    def _update(self, matrices: list[Tensor], group: dict[str, Any]) -> None:
+        for matrix in matrices:
+            if not self.state[matrix]:
+                self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
+        buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
+        torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
+        directions = torch._foreach_lerp(gradients, buffers, group["momentum"])
+        updates = orthogonalized([direction.bfloat16() for direction in directions])
+        rows, columns = matrices[0].shape
+        lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+        torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(matrices, list(updates), alpha=-lr)
+
+
+def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Nearly U V^T of each matrix U S V^T: its singular values are brought to between 0.5 and 1.5.
+
+    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), in bf16.
+
+    Args:
+        matrices: bf16, of one shape.
+    """
+    x = torch.stack(list(matrices)) if len(matrices) > 1 else matrices[0].clone()
+    add_product = torch.baddbmm if len(matrices) > 1 else torch.addmm
+    is_tall = x.shape[-2] > x.shape[-1]  # the smaller of the two Gram matrices is enough
+    x.div_(torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True).clamp(min=_EPS))
+    a, b, c = _COEFFICIENTS
+    for _ in range(_ITERATIONS):
+        gram = x.mT @ x if is_tall else x @ x.mT
+        polynomial = add_product(gram, gram, gram, beta=b, alpha=c)
+        x = add_product(x, *((x, polynomial) if is_tall else (polynomial, x)), beta=a)
+    return x.unbind() if len(matrices) > 1 else [x]
+
+
+def _stacks(matrices: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Matrices of one shape, dtype and device, as many as a stack may hold."""
+    alike: dict[object, list[Tensor]] = {}
+    for matrix in matrices:
+        alike.setdefault((matrix.shape, matrix.dtype, matrix.device), []).append(matrix)
+    for found in alike.values():
+        size = max(1, _STACK.get(found[0].device.type, _STACK["cuda"]) // found[0].numel())
+        yield from (found[begin : begin + size] for begin in range(0, len(found), size))
