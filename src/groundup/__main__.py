@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
+from groundup.core.openmp import limit_spinning
+
 _EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard"}
 """Module -> the extra of the package that installs it."""
 
@@ -16,6 +18,7 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
+    limit_spinning(os.environ)
     atexit.register(gc.freeze)  # a last collection of what ends with the process anyway takes a while
     sys.excepthook = _leave_to_launcher
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a script
