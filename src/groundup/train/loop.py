@@ -28,6 +28,7 @@ from groundup.train.outliers import handle_outlier
 from groundup.train.prefetch import Prefetch
 from groundup.train.randomness import RandomStates
 from groundup.train.step import NotFinite, StepResult, train_step
+from groundup.train.threads import Threads, counts_to_try
 
 
 class Evaluation(Protocol):
@@ -108,7 +109,8 @@ def _train(
         device=run.device,
     )
 
-    with Interruption(config.run_dir) as interruption, batches, run.writer:
+    threads = Threads(counts_to_try(config, team, present=torch.get_num_threads()))
+    with Interruption(config.run_dir) as interruption, batches, run.writer, threads:
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # there must be something to go back to
         while state.step < config.num_steps:
@@ -117,7 +119,8 @@ def _train(
             progress_note(state.step + 1, "training")
             random = RandomStates.now()
             try:
-                result = train_step(state, batch, config, run.precision, team)
+                with threads.step(len(batch.tokens_BT)):
+                    result = train_step(state, batch, config, run.precision, team)
             except NotFinite as error:
                 raise explained(run, batch, error, random) from error
             except torch.OutOfMemoryError as error:
