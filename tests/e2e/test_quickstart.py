@@ -64,7 +64,7 @@ def test_one_small_text_file_is_enough(tmp_path):
     settings = ("num_steps=5", "validation.interval=0")
     out, _ = finish(start(tmp_path / "my out", "--corpus", str(text), *settings, "--prompt", "On day 3"))
     assert "Validation loss" not in out
-    assert out.strip().startswith("On day 3")
+    assert out.strip().startswith("[1] On day 3")
     generate, evaluate, train, code = map(shlex.split, out.partition("Next:\n")[2].strip().splitlines())
     assert generate == ["groundup", "generate", str(tmp_path / "my out/run"), "--prompt", "On day 3"]
     assert evaluate[2] == str(tmp_path / "my out/run")

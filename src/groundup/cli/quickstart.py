@@ -1,8 +1,9 @@
 """``groundup quickstart``: every stage in a row, each by the function behind its own verb."""
 
+import dataclasses
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,12 @@ if TYPE_CHECKING:
     from groundup.train.config import TrainConfig
 
 _PROMPT = "def hello_world():"
-_NEW_TOKENS = 96
+_NUM_COMPLETIONS = 3
+_NEW_TOKENS = 32
+_TRAINING_SECONDS = 175
+"""Of the five minutes that an installation, the other stages and some slower steps fit into too."""
+_FEWEST_STEPS = 500
+"""After fewer the model has nothing to show."""
 _FEWEST_PARTS = 200
 _LONGEST_PART = 20_000
 
@@ -30,6 +36,9 @@ def quickstart(
     cleans them, drops exact duplicates, trains a tokenizer, tokenizes, trains a small GPT-2, validates
     it, exports a Hugging Face folder and completes a prompt. Stop it at any point with Ctrl-C; the same
     command continues where it was.
+
+    The number of training steps is chosen from the speed of this machine, so that all is done within five
+    minutes; num_steps=N sets it.
 
     For example:
 
@@ -63,16 +72,15 @@ def quickstart(
     prefix = build_tokens([report.documents_path], out / "tokens", tokenizer).prefixes["text"]
     logger.info("[4/6] training: preset %s", preset)
     config = _train_config(preset, out / "run", prefix, tokenizer, overrides)
+    if not any(override.startswith("num_steps=") for override in overrides):
+        config = dataclasses.replace(config, num_steps=_num_steps(config))
     results = run_training(config)
     logger.info("[5/6] export: a Hugging Face folder")
     loaded = open_model(config.run_dir, device=torch.device("cpu"))
     write_huggingface(loaded, out / "huggingface")
     logger.info("[6/6] generation: completing %r", prompt)
-    print(
-        _last_screen(
-            out, config, report, prompt, _completion(loaded, prompt), results.get("validation"), preset
-        )
-    )
+    validation = results.get("validation")
+    print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation, preset))
 
 
 def _collect(corpus: Path | None, key: str, folder: Path) -> "CorpusReport":
@@ -141,19 +149,50 @@ def _train_config(
     return _preset_config(preset, *paths, f"model.vocab_size={tokenizer.vocab_size}", *overrides)
 
 
-def _completion(loaded: Any, prompt: str) -> str:
+def _num_steps(config: "TrainConfig") -> int:
+    """As many steps as there is time for; of a run that has begun, as many as it has."""
+    from groundup.core.config import resolve
+    from groundup.core.log import logger
+    from groundup.core.progress import human_count, human_seconds
+    from groundup.train.build import CONFIG_FILE
+    from groundup.train.config import TrainConfig
+    from groundup.train.speed import seconds_of_step
+
+    begun = config.run_dir / CONFIG_FILE
+    if begun.is_file():
+        num_steps = resolve(TrainConfig, file=begun).value.num_steps
+        logger.info("%s has %s steps", config.run_dir, f"{num_steps:,}")
+        return num_steps
+    seconds = seconds_of_step(config)
+    num_steps = steps_within(_TRAINING_SECONDS, seconds, at_most=config.num_steps)
+    tokens = config.global_batch_size * config.data.sequence_length
+    logger.info(
+        "%s tokens/s measured: %s steps in about %s; num_steps=N for another number",
+        human_count(tokens / seconds),
+        f"{num_steps:,}",
+        human_seconds(num_steps * seconds),
+    )
+    return num_steps
+
+
+def steps_within(seconds: float, of_step: float, *, at_most: int) -> int:
+    """How many steps fit into a time, in hundreds, but no fewer than make a model worth showing."""
+    fitting = int(seconds / of_step) // 100 * 100
+    return min(at_most, max(_FEWEST_STEPS, fitting))
+
+
+def _completions(loaded: Any, prompt: str) -> list[str]:
+    """The prompt continued several times, with the first seeds that there are."""
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
 
-    end = loaded.tokenizer.end_of_document_id
-    generation = Engine(loaded).generate(
-        [loaded.tokenizer.encode(prompt)],
+    generations = Engine(loaded).generate(
+        [loaded.tokenizer.encode(prompt)] * _NUM_COMPLETIONS,
         sampling=Sampling(temperature=0.6, top_p=0.9),
         max_new_tokens=_NEW_TOKENS,
-        seed=1,
-        stop_ids=(end,),
-    )[0]
-    return generation.text
+        stop_ids=(loaded.tokenizer.end_of_document_id,),
+    )
+    return [generation.text.rstrip() for generation in generations]
 
 
 def _last_screen(
@@ -161,9 +200,8 @@ def _last_screen(
     config: "TrainConfig",
     report: "CorpusReport",
     prompt: str,
-    completion: str,
+    completions: Sequence[str],
     validation: Any,
-    preset: str,
 ) -> str:
     from groundup.eval.perplexity import unigram_entropy
     from groundup.tokens.samples.dataset import TokenDataset
@@ -178,13 +216,14 @@ def _last_screen(
     )
     entropy = unigram_entropy(training.tokens)
     data, run_dir, export = config.data.path, config.run_dir, out / "huggingface"
+    shown = "\n\n".join(f"[{number}] {prompt}{text}" for number, text in enumerate(completions, start=1))
     # JSON's strings are Python's, without a single quote around them.
     text, folder = (json.dumps(words, ensure_ascii=False) for words in (prompt, str(export)))
     code = f'import transformers; print(transformers.pipeline("text-generation", {folder})({text}))'
     run = shlex.quote(str(run_dir))
     longer = f"{shlex.quote(str(run_dir / 'config.yaml'))} run_dir={shlex.quote(str(out / 'longer'))}"
     return f"""
-{prompt}{completion}
+{shown}
 
 {validated}Unigram entropy {entropy:.3f}: the loss of knowing only how frequent each token is.
 

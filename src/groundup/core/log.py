@@ -34,6 +34,17 @@ def set_up(*, debug: bool = False) -> None:
 
 
 @contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """While entered, only warnings are logged."""
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
 def also_to_file(path: Path) -> Iterator[None]:
     """While entered, appends the log records to a file too, with date and time."""
     path.parent.mkdir(parents=True, exist_ok=True)
