@@ -17,7 +17,7 @@ _NUM_COMPLETIONS = 3
 _NEW_TOKENS = 32
 _TRAINING_SECONDS = 175
 """Of the five minutes that an installation, the other stages and some slower steps fit into too."""
-_FEWEST_STEPS = 500
+_FEWEST_STEPS = 400
 """After fewer the model has nothing to show."""
 _FEWEST_PARTS = 200
 _LONGEST_PART = 20_000

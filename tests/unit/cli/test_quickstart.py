@@ -21,7 +21,7 @@ SMALL = (
 
 
 @pytest.mark.parametrize(
-    ("of_step", "num_steps"), [(0.01, 2000), (0.1, 1700), (0.2, 800), (0.34, 500), (0.5, 500), (30.0, 500)]
+    ("of_step", "num_steps"), [(0.01, 2000), (0.1, 1700), (0.2, 800), (0.34, 500), (0.5, 400), (30.0, 400)]
 )
 def test_steps_are_as_many_as_there_is_time_for(of_step, num_steps):
     assert steps_within(175, of_step, at_most=2000) == num_steps
