@@ -7,7 +7,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .PHONY: quickstart test lint format bench clean help
 
 help:
-	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (about 5 minutes)"
+	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
 	@echo "make test        install, then run all tests"
 	@echo "make lint        style, types, import directions"
 	@echo "make bench       measure training speed against other loops (about 40 minutes)"
