@@ -80,7 +80,7 @@ def quickstart(
     write_huggingface(loaded, out / "huggingface")
     logger.info("[6/6] generation: completing %r", prompt)
     validation = results.get("validation")
-    print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation, preset))
+    print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation))
 
 
 def _collect(corpus: Path | None, key: str, folder: Path) -> "CorpusReport":

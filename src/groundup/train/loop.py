@@ -151,7 +151,8 @@ def _train(
             if stopping and not last:
                 raise Interrupted(state.step, interruption.number)
 
-    return _validate_at_the_end(run, metrics, evaluate)
+    with threads:
+        return _validate_at_the_end(run, metrics, evaluate)
 
 
 def _shares(run: Run) -> Iterator[tuple[int, int]]:

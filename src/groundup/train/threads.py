@@ -61,6 +61,8 @@ def counts_to_try(
 class Threads:
     """Chooses among numbers of threads while steps are made; leaving its block restores the first.
 
+    Entered again, it takes up the number that it left.
+
     Args:
         counts: As ``counts_to_try`` gives them.
         set_count: Makes a number of threads take effect.
@@ -83,15 +85,14 @@ class Threads:
         self._seconds: dict[int, float] = {}
         self._trial_began = self._trial_ended = 0.0
         self._choosing = self._choose()
+        self._next = next(self._choosing)
 
     def __enter__(self) -> "Threads":
-        if len(self._counts) > 1:
-            self._use(next(self._choosing))
+        self._use(self._next)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if len(self._counts) > 1:
-            self._use(self._counts[0])
+        self._use(self._counts[0])
 
     @contextlib.contextmanager
     def step(self, num_samples: int) -> Iterator[None]:
@@ -100,7 +101,8 @@ class Threads:
         yield
         if len(self._counts) > 1:
             self._num_samples = num_samples
-            self._use(self._choosing.send((self._clock() - began) / num_samples))
+            self._next = self._choosing.send((self._clock() - began) / num_samples)
+            self._use(self._next)
 
     def _use(self, count: int) -> None:
         if count != self.count:

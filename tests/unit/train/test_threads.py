@@ -61,6 +61,8 @@ def test_the_quickest_number_is_found_and_kept(seconds, best, told):
         assert set(machine.train(2000)) == {best}
         assert machine.count == best
     assert machine.count == max(seconds)  # as it was
+    with machine.threads:
+        assert machine.count == best
     assert told().count("threads: a step takes") == 1
     assert f"{best} from here on" in told()
 
