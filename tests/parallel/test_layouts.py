@@ -45,8 +45,6 @@ LAYOUTS = {
         "pp2-by-hand": _pipeline("1f1b", layers=(3, 1)),
         "pp2-gpipe": _pipeline("gpipe"),
         "pp2-interleaved": _pipeline("interleaved"),
-        "pp2-zb": _pipeline("interleaved-zero-bubble"),
-        "pp2-zbv": _pipeline("zbv"),
     },
     4: {
         "dp4-zero3": Layout(dp=4, zero=3),
@@ -57,7 +55,7 @@ LAYOUTS = {
         "tp2-pp2": Layout(tp=2, pp=2),
         "dp2-pp2": Layout(dp=2, pp=2),
         "dp2-pp2-zero3": Layout(dp=2, pp=2, zero=3),
-        "dp2-pp2-zero2-zbv": _pipeline("zbv", dp=2, zero=2),
+        "dp2-pp2-zero2-int": _pipeline("interleaved", dp=2, zero=2),
         "cp4": Layout(cp=4),
         "dp2-cp2": Layout(dp=2, cp=2),
         "dp2-cp2-zero3-shard1": Layout(dp=2, cp=2, zero=3, shard=1),
@@ -65,10 +63,10 @@ LAYOUTS = {
         "cp2-pp2": Layout(cp=2, pp=2),
     },
 }
-FOR_ALL_MODELS = {"tp2", "cp2", "pp2-zbv", "tp4"}
+FOR_ALL_MODELS = {"tp2", "cp2", "pp2-interleaved", "tp4"}
 """Layouts that cut what is different in Llama and Qwen2, or a tied head; all are tried with GPT-2."""
 NOT_EACH_TIME = {
-    *("dp4-zero3", "dp2-tp2", "dp2-pp2", "dp2-pp2-zero2-zbv", "cp4", "dp2-cp2", "cp2-pp2", "cp2-zero3")
+    *("dp4-zero3", "dp2-tp2", "dp2-pp2", "dp2-pp2-zero2-int", "cp4", "dp2-cp2", "cp2-pp2", "cp2-zero3")
 }
 """Mixes of what other layouts have."""
 

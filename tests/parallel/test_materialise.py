@@ -21,12 +21,12 @@ from tests.models_for_tests import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
 
-ZBV = PipelineConfig(schedule="zbv")
+INTERLEAVED = PipelineConfig(schedule="interleaved")
 LAYOUTS = {
-    2: (Layout(dp=2, zero=3), Layout(dp=2), Layout(tp=2), Layout(pp=2), Layout(pp=2, pipeline=ZBV)),
+    2: (Layout(dp=2, zero=3), Layout(dp=2), Layout(tp=2), Layout(pp=2), Layout(pp=2, pipeline=INTERLEAVED)),
     4: (Layout(dp=2, tp=2, zero=3), Layout(dp=2, pp=2, zero=1), Layout(dp=4, zero=3, shard=2)),
 }
-NUM_LAYERS = 4  # ZBV has four stages
+NUM_LAYERS = 4  # two stages a rank
 
 
 def parallelized(model, team):

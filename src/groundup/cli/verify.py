@@ -35,13 +35,13 @@ def parallel(
     For example:
 
         groundup verify parallel run.yaml
-        groundup verify parallel run.yaml --layouts dp4-zero3 tp4 pp2-zbv tp2-pp2 --no-shrink --steps 2
+        groundup verify parallel run.yaml --layouts dp4-zero3 tp4 pp2-gpipe tp2-pp2 --no-shrink --steps 2
 
     Args:
         config: YAML file of the run (or the first override).
         overrides: Settings as dotted.key=value; they win over the file.
         layouts: What to compare with one process, e.g. dp2-tp2-zero3. Pipelines are 1F1B, or with
-            gpipe, interleaved, zb or zbv in the name as that says.
+            gpipe or interleaved in the name as that says.
         steps: Steps of each.
         shrink: Make the model small first: a layer for each stage and two at least, heads of width 8,
             64 tokens; the number of heads, the vocabulary and everything else stay as they are.

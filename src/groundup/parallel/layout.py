@@ -13,14 +13,13 @@ class PipelineConfig:
 
     Attributes:
         schedule: ``1f1b`` (Narayanan et al. 2019, arXiv:1806.03377), ``interleaved`` 1F1B with several stages
-            a rank (2021, arXiv:2104.04473), ``gpipe`` (Huang et al. 2018, arXiv:1811.06965), or without
-            bubbles ``interleaved-zero-bubble`` and ``zbv`` (Qi et al. 2023, arXiv:2401.10241).
-        stages_per_rank: Of the interleaved schedules; ``zbv`` always has 2, the others 1.
+            a rank (2021, arXiv:2104.04473), or ``gpipe`` (Huang et al. 2018, arXiv:1811.06965).
+        stages_per_rank: Of the interleaved schedule, 0 for 2; the others have 1.
         layers: Layers of each stage from the first to the last; empty to even out their costs, with
             embedding and head counted.
     """
 
-    schedule: Literal["1f1b", "interleaved", "gpipe", "interleaved-zero-bubble", "zbv"] = "1f1b"
+    schedule: Literal["1f1b", "interleaved", "gpipe"] = "1f1b"
     stages_per_rank: NotNegative = 0
     layers: tuple[Positive, ...] = ()
 

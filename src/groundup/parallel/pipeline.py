@@ -21,8 +21,6 @@ from torch.distributed.pipelining import (
     Schedule1F1B,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    ScheduleZBVZeroBubble,
 )
 
 from groundup.core.vocabulary import padded_vocab_size
@@ -33,11 +31,6 @@ from groundup.parallel.stages import ranges, split_layers, stages_of_rank, stage
 from groundup.parallel.team import Team
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
-_SEVERAL_STAGES = {
-    "interleaved": ScheduleInterleaved1F1B,
-    "interleaved-zero-bubble": ScheduleInterleavedZeroBubble,
-    "zbv": ScheduleZBVZeroBubble,
-}
 
 Inputs = dict[str, Tensor]
 """``tokens_BT``, and where they are not plain ``positions_BT`` and ``documents_BT``."""
@@ -190,9 +183,7 @@ class Pipeline:
             return _ONE_STAGE[settings.schedule](
                 stages[0], num_micro_batches, loss_fn=loss, scale_grads=False
             )
-        return _SEVERAL_STAGES[settings.schedule](
-            list(stages), num_micro_batches, loss_fn=loss, scale_grads=False
-        )
+        return ScheduleInterleaved1F1B(list(stages), num_micro_batches, loss_fn=loss, scale_grads=False)
 
     def _stream(self, tokens_BT: Tensor, device: torch.device | str | None = None) -> Tensor:
         """Room for what passes between stages: [B, T / tp, D], in the dtype of the weights."""

@@ -4,25 +4,14 @@ from collections.abc import Sequence
 
 from groundup.parallel.layout import Layout, PipelineConfig
 
-_INTERLEAVED = ("interleaved", "interleaved-zero-bubble")
-
 
 def stages_per_rank(pipeline: PipelineConfig) -> int:
     """Stages that each rank has under a schedule: one, or two or more where they are interleaved."""
-    if pipeline.schedule == "zbv":
-        return 2
-    return pipeline.stages_per_rank or 2 if pipeline.schedule in _INTERLEAVED else 1
-
-
-def backward_is_split(layout: Layout) -> bool:
-    """Whether gradients of activations and of weights are computed apart, so that no rank waits."""
-    return layout.pp > 1 and layout.pipeline.schedule in ("zbv", "interleaved-zero-bubble")
+    return pipeline.stages_per_rank or 2 if pipeline.schedule == "interleaved" else 1
 
 
 def stages_of_rank(pipeline: PipelineConfig, pp: int, rank: int) -> list[int]:
-    """Numbers of a rank's stages: every pp-th, or for ``zbv`` there and back again as a V."""
-    if pipeline.schedule == "zbv":
-        return [rank, 2 * pp - 1 - rank]
+    """Numbers of a rank's stages: every pp-th."""
     return [rank + pp * turn for turn in range(stages_per_rank(pipeline))]
 
 
@@ -43,7 +32,7 @@ def stage_reasons(layout: Layout, *, num_layers: int, num_micro_batches: int) ->
     product = f"pp {pp}" + f" x {per_rank} stages a rank" * (per_rank > 1)
     if pipeline.stages_per_rank and pipeline.stages_per_rank != per_rank:
         found.append(f"pipeline.schedule {pipeline.schedule} has {per_rank} stages a rank")
-    if pipeline.schedule in _INTERLEAVED and per_rank < 2:
+    if pipeline.schedule == "interleaved" and per_rank < 2:
         found.append(f"pipeline.schedule {pipeline.schedule} needs 2 stages a rank or more")
     if num_layers < num_stages:
         found.append(f"num_layers {num_layers} are fewer than the stages of {product}")
@@ -54,14 +43,10 @@ def stage_reasons(layout: Layout, *, num_layers: int, num_micro_batches: int) ->
             found.append(f"pipeline.layers adds up to {sum(pipeline.layers)}, num_layers is {num_layers}")
         if min(pipeline.layers) < 1:
             found.append("pipeline.layers gives a stage no layer")
-    if layout.zero == 3 and backward_is_split(layout):
-        found.append(
-            f"zero 3 lets weights go between the halves of {pipeline.schedule}'s backward pass; zero 2 works"
-        )
-    if num_micro_batches < num_stages and pipeline.schedule in ("1f1b", "zbv"):
+    if num_micro_batches < num_stages and pipeline.schedule == "1f1b":
         found.append(f"{num_micro_batches} micro-batches a rank are fewer than the {num_stages} stages")
     rounds = max(1, num_micro_batches // pp)
-    if pipeline.schedule in _INTERLEAVED and (num_micro_batches < pp or num_micro_batches % rounds):
+    if pipeline.schedule == "interleaved" and (num_micro_batches < pp or num_micro_batches % rounds):
         found.append(f"{num_micro_batches} micro-batches a rank are not a multiple of pp {pp}")
     return found
 

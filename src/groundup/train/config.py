@@ -9,7 +9,6 @@ from groundup.models import ModelConfig
 from groundup.parallel.hang_watch import HangConfig
 from groundup.parallel.layout import Layout
 from groundup.parallel.recompute import Recompute
-from groundup.parallel.stages import backward_is_split
 from groundup.tokens.samples.data import DataConfig
 from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
 from groundup.train.ema import EmaConfig
@@ -197,13 +196,6 @@ class TrainConfig:
             )
         if self.sample.interval and self.layout.ranks_of_a_copy > 1:
             raise ValueError("sample.interval needs layout.tp, cp and pp 1: generation runs on one rank yet")
-        if self.compile and backward_is_split(self.layout):
-            raise ValueError("compiled layers cannot go through a zero-bubble pipeline; set compile=false")
-        if self.recompute.mode != "none" and backward_is_split(self.layout):
-            raise ValueError(
-                "a zero-bubble pipeline would compute layers again for each part of its backward pass;"
-                " set recompute.mode=none, or another layout.pipeline.schedule"
-            )
         if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
             length = f"warmup.{self.warmup.kind}"  # the field of each kind is named as the kind is
             horizon = "schedule_steps" if self.schedule_steps else "num_steps"

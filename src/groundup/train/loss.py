@@ -27,7 +27,6 @@ def linear_cross_entropy(
     vocab_size: int,
     group: ProcessGroup | None = None,
     vocab_begin: int = 0,
-    backward_twice: bool = False,
 ) -> Tensor:
     """Sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
 
@@ -46,14 +45,12 @@ def linear_cross_entropy(
             its rows, and its part of the hidden states' gradient: the sum over the group is the whole.
             Per chunk they exchange three numbers a token, never logits.
         vocab_begin: Id of the first row of ``head_VD``.
-        backward_twice: The two gradients are asked for one after the other, as zero-bubble schedules do;
-            they then live as long as the graph.
     """
     device = hidden_MD.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
     with torch.autocast(device, enabled=False):
         loss: Tensor = _LinearCrossEntropy.apply(
-            hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin, backward_twice
+            hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin
         )
     return loss
 
@@ -69,7 +66,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         dtype: torch.dtype,
         group: ProcessGroup | None,
         vocab_begin: int,
-        backward_twice: bool,
     ) -> Tensor:
         with_gradients = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         head = head_VD.to(dtype)
@@ -89,18 +85,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
         if with_gradients:
             # Not save_for_backward: the engine may then add to these two in place.
-            ctx.backward_twice = backward_twice
             ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        nones = (None,) * 6
-        if ctx.backward_twice:
-            return *(gradient * loss_gradient for gradient in ctx.gradients), *nones
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *nones
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *(None,) * 5
 
 
 def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, exact: bool) -> Tensor:

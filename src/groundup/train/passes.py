@@ -7,7 +7,6 @@ from groundup.models import Model
 from groundup.models.mode import evaluating
 from groundup.parallel.pipeline import Inputs
 from groundup.parallel.sharding import synchronise_gradients
-from groundup.parallel.stages import backward_is_split
 from groundup.parallel.team import Team
 from groundup.parallel.tensor import finish_gradients, vocabulary_shard
 from groundup.tokens.samples.predictions import Predictions
@@ -38,9 +37,7 @@ def add_gradients(
     scale *= team.num_copies  # what ranks have is averaged over them
 
     def scaled_loss(model: Model, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        loss_sum = summed_loss(
-            model, hidden_BTD, targets_BT, precision, backward_twice=backward_is_split(team.layout)
-        )
+        loss_sum = summed_loss(model, hidden_BTD, targets_BT, precision)
         total.add_(loss_sum.detach())
         return loss_sum * scale
 
@@ -109,8 +106,6 @@ def summed_loss(
     hidden_BTD: Tensor,
     targets_BT: Tensor,
     precision: Precision,
-    *,
-    backward_twice: bool = False,
 ) -> Tensor:
     """Summed loss over a micro-batch's targets in fp32, by ``linear_cross_entropy``."""
     assert model.head is not None, "the last part of a model has the head"
@@ -123,7 +118,6 @@ def summed_loss(
             vocab_size=model.config.vocab_size,
             group=head.group,
             vocab_begin=head.vocab_begin,
-            backward_twice=backward_twice,
         )
 
 

@@ -31,7 +31,7 @@ ALLOWED = 1e-5
 """Largest relative difference of a step's loss or gradient norm, in fp32."""
 
 _DEGREE = re.compile(r"(dp|cp|tp|pp|zero|shard)(\d+)")
-_SCHEDULES = {"gpipe": "gpipe", "interleaved": "interleaved", "zb": "interleaved-zero-bubble", "zbv": "zbv"}
+_SCHEDULES = ("gpipe", "interleaved")
 _SHRUNK_HEAD, _SHRUNK_LENGTH = 8, 64
 
 Curve = dict[int, tuple[float, float]]
@@ -61,19 +61,19 @@ class Deviation:
 
 
 def parse_layout(name: str) -> Layout:
-    """The layout that a name like "dp2-tp2-zero3" or "pp2-zbv" means.
+    """The layout that a name like "dp2-tp2-zero3" or "pp2-gpipe" means.
 
     Raises:
         ConfigError: It is of another form.
     """
     parts = name.split("-")
     degrees = {match[1]: int(match[2]) for part in parts if (match := _DEGREE.fullmatch(part))}
-    schedules = [_SCHEDULES[part] for part in parts if part in _SCHEDULES]
+    schedules = [part for part in parts if part in _SCHEDULES]
     if len(degrees) + len(schedules) != len(parts) or len(schedules) > 1:
         raise ConfigError(
             f"{name!r} is no layout",
             where="--layouts",
-            fix=f"Write e.g. dp2-tp2-zero3, cp2, pp2, or with a schedule ({', '.join(_SCHEDULES)}) pp2-zbv.",
+            fix=f"Write dp2-tp2-zero3, cp2, pp2, or with a schedule ({', '.join(_SCHEDULES)}) pp2-gpipe.",
         )
     if degrees.get("zero", 0) > 3:
         raise ConfigError(f"{name!r}: zero is 0 to 3", where="--layouts")

@@ -316,10 +316,6 @@ def _curve(run_dir: Path) -> list[tuple[float, float]]:
     [
         (("recompute.every=2",), "every 2 has no effect with mode none"),
         (("recompute.mode=full", "recompute.every=0"), "recompute.every"),
-        (
-            ("recompute.mode=full", "layout.pp=2", "layout.pipeline.schedule=zbv"),
-            "compute layers again for each part of its backward pass",
-        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

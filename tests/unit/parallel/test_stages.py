@@ -1,4 +1,3 @@
-import dataclasses
 import itertools
 
 import pytest
@@ -48,7 +47,7 @@ def test_ranges_follow_each_other() -> None:
     assert ranges([2, 1, 3]) == [range(0, 2), range(2, 3), range(3, 6)]
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "interleaved-zero-bubble", "zbv"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved"])
 @pytest.mark.parametrize("pp", [2, 4])
 def test_each_stage_has_one_rank(schedule, pp: int) -> None:
     pipeline = PipelineConfig(schedule=schedule)
@@ -56,16 +55,11 @@ def test_each_stage_has_one_rank(schedule, pp: int) -> None:
     assert sorted(stages) == list(range(pp * stages_per_rank(pipeline)))
 
 
-def test_a_v_begins_and_ends_on_the_first_rank() -> None:
-    pipeline = PipelineConfig(schedule="zbv")
-    assert [stages_of_rank(pipeline, 3, rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
-
-
 @pytest.mark.parametrize(
     ("changes", "num_layers", "num_micro_batches", "reason"),
     [
         ({}, 1, 4, "num_layers 1 are fewer than the stages of pp 2"),
-        ({"schedule": "zbv"}, 3, 4, "num_layers 3 are fewer than the stages of pp 2 x 2 stages a rank"),
+        ({"schedule": "interleaved"}, 3, 4, "3 are fewer than the stages of pp 2 x 2 stages a rank"),
         ({}, 4, 1, "1 micro-batches a rank are fewer than the 2 stages"),
         ({"schedule": "interleaved"}, 4, 1, "1 micro-batches a rank are not a multiple of pp 2"),
         ({"schedule": "interleaved"}, 4, 5, "5 micro-batches a rank are not a multiple of pp 2"),
@@ -80,13 +74,6 @@ def test_what_cannot_work_says_why(changes, num_layers: int, num_micro_batches: 
     layout = Layout(pp=2, pipeline=PipelineConfig(**changes))
     found = stage_reasons(layout, num_layers=num_layers, num_micro_batches=num_micro_batches)
     assert [one for one in found if reason in one], found
-
-
-def test_zero_3_and_a_split_backward_pass_are_refused_together() -> None:
-    layout = Layout(pp=2, dp=2, zero=3, pipeline=PipelineConfig(schedule="zbv"))
-    (reason,) = stage_reasons(layout, num_layers=4, num_micro_batches=4)
-    assert "zero 2 works" in reason
-    assert stage_reasons(dataclasses.replace(layout, zero=2), num_layers=4, num_micro_batches=4) == []
 
 
 def test_without_a_pipeline_its_settings_are_refused() -> None:
