@@ -9,7 +9,7 @@ from groundup.checkpoint.loaded import LoadedModel
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 
 END = "<|endoftext|>"
 

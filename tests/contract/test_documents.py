@@ -14,7 +14,7 @@ from groundup.tokens.samples.dataset import TokenDataset
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.train.batches import read_batch
 from groundup.train.loss import linear_cross_entropy
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.unit.tokens.sources import ArraySource
 
 LENGTHS = [1, 2, 40, 1, 130, 3, 2, 2, 64, 65, 66, 17, 1, 33, 9, 2, 21]

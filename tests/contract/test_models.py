@@ -1,21 +1,20 @@
-"""What every model must do; a new member of ``ModelConfig`` joins through ``models_for_tests``."""
+"""What every model must do; a new member of ``ModelConfig`` joins through ``tests.instances``."""
 
 import dataclasses
 import math
-import typing
 
 import pytest
 import torch
 
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.models import ModelConfig, axes_of, build_model
+from groundup.models import axes_of, build_model
 from groundup.models.cache import KeyValueCache
 from groundup.models.count import num_matmul_parameters, num_parameters, training_flops_per_token
 from groundup.models.initialise import initialise
 from groundup.models.llama import LlamaConfig
 from groundup.models.spec import dimensions_of
 from groundup.train.loss import linear_cross_entropy
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 
 
 @pytest.fixture(params=MODELS, ids=list(MODELS))
@@ -44,11 +43,6 @@ def llama(vocab_size, num_layers, hidden_size, num_heads, num_kv_heads, ffn_size
 
 def tokens(config, *shape):
     return torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
-
-
-def test_every_kind_of_model_is_under_test():
-    kinds = set(typing.get_args(typing.get_args(ModelConfig)[0]))
-    assert kinds == {type(config) for config in MODELS.values()}
 
 
 def test_axes_name_every_dimension_of_every_parameter(config):

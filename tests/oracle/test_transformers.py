@@ -13,7 +13,7 @@ from groundup.checkpoint.loaded import LoadedModel
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.tokenizer import load_tokenizer
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.tiny import END, tiny_model
 
 transformers = pytest.importorskip("transformers")

@@ -17,7 +17,7 @@ from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.materialise import materialise, place
 from groundup.parallel.recompute import Recompute
 from groundup.parallel.team import assemble
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
 

@@ -15,7 +15,7 @@ from groundup.parallel.layout import Layout
 from groundup.parallel.recompute import Recompute
 from groundup.parallel.sharding import synchronise_gradients
 from groundup.parallel.team import assemble
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
 

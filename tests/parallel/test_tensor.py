@@ -23,7 +23,7 @@ from groundup.parallel.tensor import (
     vocabulary_shard,
 )
 from groundup.train.loss import IGNORE, linear_cross_entropy
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 
 SIZES = {"vocab_size": 500, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 48, "ffn_size": 96}
 CASES = {

@@ -23,7 +23,7 @@ from groundup.checkpoint.sharding import Sharding, parse_sharding
 from groundup.checkpoint.stored import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
 from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
 from groundup.models.gpt2 import GPT2Config
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.tiny import tiny_model
 
 

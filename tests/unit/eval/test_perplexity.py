@@ -13,7 +13,7 @@ from groundup.eval import perplexity as module
 from groundup.eval.data import open_tokens
 from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths, unigram_entropy
 from groundup.tokens.build import build_tokens
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.tiny import tiny_model, tiny_tokenizer
 
 

@@ -11,7 +11,7 @@ from groundup.checkpoint.loaded import LoadedModel
 from groundup.core.errors import DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.tiny import tiny_model
 
 GREEDY = Sampling(temperature=0)

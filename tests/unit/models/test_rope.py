@@ -10,7 +10,7 @@ from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import ConfigError
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling, Rope
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 
 
 def test_without_scaling_the_angles_are_those_of_the_paper() -> None:

@@ -1,30 +1,15 @@
 """Schedules stay in [0, 1], join without a jump, and end where they say."""
 
 import itertools
-import typing
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundup.train.schedules import LrSchedule, lr_ratio
-from groundup.train.schedules.constant import Constant
+from groundup.train.schedules import lr_ratio
 from groundup.train.schedules.cosine import Cosine
-from groundup.train.schedules.linear import Linear
 from groundup.train.schedules.warmup import Fraction, Steps, Tokens
-from groundup.train.schedules.wsd import Wsd
-
-SCHEDULES = [
-    Cosine(min_ratio=0.1),
-    Linear(min_ratio=0.0),
-    Constant(),
-    Wsd(decay_fraction=0.25, min_ratio=0.05),
-    Wsd(shape="sqrt"),
-]
-
-
-def test_every_kind_of_schedule_is_under_test():
-    assert {type(s) for s in SCHEDULES} == set(typing.get_args(typing.get_args(LrSchedule)[0]))
+from tests.instances import SCHEDULES
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)

@@ -21,7 +21,7 @@ from groundup.models import build_model
 from groundup.tokens.tokenizer import load_tokenizer
 from groundup.verify import convert
 from groundup.verify.convert import Converted, verify_convert
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 from tests.tiny import tiny_model
 
 NUM_PATHS = 10

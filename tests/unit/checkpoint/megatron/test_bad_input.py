@@ -17,8 +17,8 @@ from groundup.core.errors import CheckpointError, DataError, MachineError
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.tokens.tokenizer import load_tokenizer
+from tests.instances import MODELS
 from tests.megatron_files import edit, make_version, rank_files, write_checkpoint
-from tests.models_for_tests import MODELS
 from tests.tiny import tiny_model
 
 Change = Callable[[dict[str, Any]], None]

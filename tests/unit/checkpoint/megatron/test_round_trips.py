@@ -29,8 +29,8 @@ from groundup.checkpoint.stored import (
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
+from tests.instances import MODELS
 from tests.megatron_files import make_version, rank_files, write_checkpoint
-from tests.models_for_tests import MODELS
 from tests.tiny import tiny_model
 
 

@@ -17,8 +17,8 @@ from groundup.checkpoint.native import open_native, write_native
 from groundup.checkpoint.stored import StoredModel, in_dtype, in_memory, stored_of
 from groundup.cli.app import build_app
 from groundup.verify.convert import differing, verify_convert
+from tests.instances import MODELS
 from tests.megatron_files import edit, flat_tensors, rank_files
-from tests.models_for_tests import MODELS
 from tests.tiny import tiny_model
 
 ADAMW = {"kind": "adamw", "lr": 0.01, "beta1": 0.8, "beta2": 0.9, "eps": 1e-7, "weight_decay": 0.3}

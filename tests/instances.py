@@ -1,0 +1,62 @@
+"""Instances of every member of every union: contract tests run over them, and fail where one is missing."""
+
+import itertools
+from typing import Any
+
+from groundup.corpus.steps.fix_unicode import FixUnicode
+from groundup.corpus.steps.length import Length
+from groundup.corpus.steps.normalize_whitespace import NormalizeWhitespace
+from groundup.eval.tasks.last_word import LastWord
+from groundup.eval.tasks.perplexity import PerplexityTask
+from groundup.models import ModelConfig
+from groundup.models.gpt2 import GPT2Config
+from groundup.models.llama import LlamaConfig
+from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling
+from groundup.train.guard import NoGuard, RollbackGuard, SkipGuard
+from groundup.train.optim import AdamW, Muon, Sgd
+from groundup.train.schedules.constant import Constant
+from groundup.train.schedules.cosine import Cosine
+from groundup.train.schedules.linear import Linear
+from groundup.train.schedules.warmup import Fraction, Steps, Tokens
+from groundup.train.schedules.wsd import Wsd
+
+_SIZES = {"vocab_size": 300, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 32, "ffn_size": 48}
+
+MODELS: dict[str, ModelConfig] = {
+    "gpt2": GPT2Config(num_heads=4, **_SIZES),
+    "gpt2-erf-untied-biasless": GPT2Config(
+        num_heads=4, activation="gelu", tied_embedding=False, bias=False, **_SIZES
+    ),
+    "llama": LlamaConfig(num_heads=4, num_kv_heads=4, **_SIZES),
+    "llama-grouped-tied": LlamaConfig(num_heads=4, num_kv_heads=2, tied_embedding=True, **_SIZES),
+    "qwen2-grouped-tied": LlamaConfig(
+        num_heads=4,
+        num_kv_heads=2,
+        tied_embedding=True,
+        qkv_bias=True,
+        rope_scaling=LinearRopeScaling(factor=4),
+        **_SIZES,
+    ),
+}
+
+SCHEDULES = [
+    Cosine(min_ratio=0.1),
+    Linear(min_ratio=0.0),
+    Constant(),
+    Wsd(decay_fraction=0.25, min_ratio=0.05),
+    Wsd(shape="sqrt"),
+]
+OPTIMIZERS = [AdamW(), AdamW(state_dtype="bf16"), Muon(), Sgd(), Sgd(momentum=0.9)]
+STEPS = [FixUnicode(), NormalizeWhitespace(), Length(min_characters=3)]
+
+_OTHERS = [
+    *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
+    *(NoGuard(), SkipGuard(), RollbackGuard()),
+    *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
+    *(PerplexityTask(), LastWord()),
+]
+
+INSTANCES: dict[type, list[Any]] = {}
+"""Class -> its instances."""
+for _instance in itertools.chain(MODELS.values(), SCHEDULES, OPTIMIZERS, STEPS, _OTHERS):
+    INSTANCES.setdefault(type(_instance), []).append(_instance)
