@@ -10,7 +10,7 @@ import pytest
 
 from groundup.checkpoint.huggingface_config import config_json, read_config
 from groundup.core.errors import CheckpointError
-from tests.models_for_tests import MODELS
+from tests.instances import MODELS
 
 IMPOSSIBLE: tuple[Any, ...] = ("64", -1, 0, 1.5, [], ["x"], {"a": 1}, True, 10**30, math.nan, math.inf, None)
 WITHOUT_MEANING = {"architectures", "use_cache", "n_ctx", "vocab_size_of_others"}
