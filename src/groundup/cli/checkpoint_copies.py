@@ -71,11 +71,11 @@ def push(path: Path, url: str) -> None:
         url: Of the folder that it is put into.
     """
     from groundup.checkpoint import store
-    from groundup.checkpoint.storage import push as copy
+    from groundup.checkpoint.remote import push as upload
 
     folder = store.resolve(path)
-    with Progress("copying", total(folder), "B") as progress:
-        target = copy(folder, url, on_write=progress.add)
+    with Progress("uploading", 0, "B") as progress:
+        target = upload(folder, url, progress)
     print(f"{target}: complete")
 
 
@@ -92,11 +92,11 @@ def pull(url: str, run: Path) -> None:
         url: Of a checkpoint, or of a folder whose newest complete one is meant.
         run: Run folder, new or without this step.
     """
-    from groundup.checkpoint.storage import pull as fetch
+    from groundup.checkpoint.remote import pull as download
     from groundup.core.folder_lock import locked_folder
 
-    with locked_folder(run, doing="pulling a checkpoint"), Progress("fetching", 0, "B") as progress:
-        folder = fetch(url, run, on_read=progress.add)
+    with locked_folder(run, doing="pulling a checkpoint"), Progress("downloading", 0, "B") as progress:
+        folder = download(url, run, progress)
     print(f"{folder}: sound")
 
 

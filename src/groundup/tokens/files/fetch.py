@@ -2,37 +2,37 @@
 
 import contextlib
 import dataclasses
-import errno
-import time
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.fetch import RANGE_BYTES, Fetch, Wanted
-from groundup.core.files import atomic_write, checksum, fsync_dir, require_free_space
+from groundup.core.files import checksum, require_free_space
 from groundup.core.lock import locked
-from groundup.core.log import logger
 from groundup.core.manifest import Manifest
+from groundup.core.object_store import Download, ObjectStore, is_pattern, name_of
 from groundup.core.progress import Progress
-from groundup.core.remote import Store
-from groundup.tokens.files.flat_shards import FlatShard
-from groundup.tokens.files.indexed import IndexedDataset, idx_path
 from groundup.tokens.files.manifests import manifest_path
-from groundup.tokens.files.remote_tokens import RemoteTokens, find_tokens, prefix_of
-from groundup.tokens.tokenizer import load_tokenizer
+from groundup.tokens.files.shards import MEGATRONS_CACHE, open_source
+from groundup.tokens.tokenizer import holds_tokenizer, load_tokenizer
+
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),
+    "special_tokens_map.json",
+)
+"""What may be in a tokenizer's folder, which a web server does not list."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FetchReport:
-    """What a fetch has brought.
+    """What a fetch has done.
 
     Attributes:
         paths: Prefixes of datasets and paths of shards, all of them here and verified now.
-        num_fetched: Files of tokens that came in this run.
+        num_fetched: Files that were downloaded.
         num_there: Files that were there already.
-        fetched_bytes: That came in this run.
-        with_checksums: Whether manifests recorded the checksums of all files; else sizes were compared.
-        seconds: Taken.
+        fetched_bytes: Of those that were downloaded.
+        with_checksums: Whether manifests recorded the checksums of all; else sizes were compared.
     """
 
     paths: list[Path]
@@ -40,227 +40,221 @@ class FetchReport:
     num_there: int
     fetched_bytes: int
     with_checksums: bool
-    seconds: float
 
 
-def fetch_tokens(
-    urls: Sequence[str], prefix: Path, *, connections: int = 8, range_bytes: int = RANGE_BYTES
-) -> FetchReport:
-    """Copies datasets and shards from a store; what a killed run has fetched is taken up.
+def fetch_tokens(urls: Sequence[str], prefix: Path, *, connections: int = 8) -> FetchReport:
+    """Downloads datasets and shards; files that are there and right are left alone.
 
     A dataset is its ``.bin`` and ``.idx``, and where there are any its ``.origins``, its manifest and the
-    folder of its tokenizer. Files under way lie in ``{prefix}_fetch/`` and move when they are whole and
-    verified; those that are there and verified are not fetched again.
+    folder of its tokenizer. Its index is downloaded after the rest, and its manifest is written last.
 
     Args:
         urls: Prefixes of datasets, shards, folders and patterns, all of one store.
         prefix: Of the dataset, when there is one URL and it is a dataset's prefix; else the folder to put
             everything into.
-        connections: Requests at a time.
-        range_bytes: Of one request.
+        connections: Files at a time.
 
     Raises:
-        ConfigError: The URLs are of different stores, or of none that is known.
-        DataError: Nothing is there, what came is damaged, or another dataset is in the way.
+        ConfigError: The URLs are not of one store that is known.
+        DataError: Nothing is there, what arrived is damaged, or another file is in the way.
         MachineError: A library is missing, the store cannot be reached, or the disk is too small.
     """
-    began = time.monotonic()
     if connections < 1:
         raise ConfigError(f"{connections} connections", where="--connections", fix="Give 1 or more.")
-    store = _one_store(urls)
-    found = find_tokens(store, urls)
-    single = len(urls) == 1 and found[0].is_dataset and found[0].url == prefix_of(urls[0])
-    folder = prefix.parent if single else prefix
-    staging = folder / f"{prefix.name}_fetch"  # on the same disk, so that finished files only move
-    items = [_Item(tokens, prefix if single else folder / tokens.name, staging) for tokens in found]
-    with locked(staging / "lock", what=f"the fetch of {prefix}"):
-        wanted = _missing(items)
-        fetch = Fetch(store, wanted, staging, range_bytes=range_bytes)
-        missing_bytes = fetch.missing_bytes
-        require_free_space(folder, missing_bytes, "fetching")
-        _take_tokenizers(items, store)
-        with contextlib.closing(fetch.run(connections)) as brought:
-            left = {file.name for file in wanted}
-            for item in items:
-                while left & item.names:
-                    left.discard(next(brought).name)
-                item.place()
-            assert next(brought, None) is None  # and so its progress ends
-        _remove_staging(staging)
-    return FetchReport(
-        paths=[item.target for item in items],
-        num_fetched=len(wanted),
-        num_there=sum(len(item.tokens.files) for item in items) - len(wanted),
-        fetched_bytes=missing_bytes,
-        with_checksums=all(item.tokens.manifest is not None for item in items),
-        seconds=time.monotonic() - began,
-    )
-
-
-class _Item:
-    """A dataset or shard, where it goes, and which of its files are there."""
-
-    def __init__(self, tokens: RemoteTokens, target: Path, staging: Path) -> None:
-        self.tokens = tokens
-        self.target = target
-        self._staging = staging
-        self._manifest = tokens.manifest_as(target.name)
-        self._to_place: list[str] = []
-
-    @property
-    def names(self) -> set[str]:
-        """Of its files, here."""
-        return {self.local(name).name for name in self.tokens.files}
-
-    @property
-    def tokenizer(self) -> tuple[Path, str] | None:
-        """Where its tokenizer goes, and its fingerprint."""
-        if self._manifest is None:
-            return None
-        recorded = self._manifest.about["tokenizer"]
-        return self.target.with_name(recorded["folder"]), recorded["fingerprint"]
-
-    def local(self, name: str) -> Path:
-        """Where a file of this name goes."""
-        return self.target.with_name(self.target.name + name.removeprefix(self.tokens.name))
-
-    def missing(self, progress: Progress) -> Iterator[Wanted]:
-        """The files that are not here yet.
-
-        Raises:
-            DataError: A file of this name is of something else.
-        """
-        there = manifest_path(self.target) if self.tokens.is_dataset else None
-        same = there is not None and there.is_file() and self._manifest == Manifest.read(there, "tokens")
-        for name, remote in self.tokens.files.items():
-            local = self.local(name)
-            expected = self.tokens.checksums.get(name, "")
-            if local.exists():
-                if local.stat().st_size == remote.size and (
-                    not expected or checksum(local, on_read=progress.add) == expected
-                ):
-                    continue
-                if not same:
-                    raise DataError(
-                        f"is there and is not {remote.url}",
-                        where=local,
-                        fix="Remove it, or choose another --prefix.",
-                    )
-                logger.warning("%s is damaged: it is fetched again", local)
-            self._to_place.append(local.name)
-            yield Wanted(remote, local.name, expected)
-
-    def take_tokenizer(self, store: Store) -> None:
-        """Fetches the tokenizer's folder, where the manifest names one that is not here.
-
-        Raises:
-            DataError: It is not there, or it is not the one that the data was built with.
-        """
-        if self.tokenizer is None:
-            return
-        folder, expected = self.tokenizer
-        if folder.exists():
-            if load_tokenizer(folder).fingerprint == expected:
-                return
-            raise DataError(
-                f"is another tokenizer than that of {self.tokens.url}",
-                where=folder,
-                fix="Choose a --prefix in another folder.",
-            )
-        partial = self._staging / f"{folder.name}.tokenizer"
-        for url in self.tokens.tokenizer_files(store):
-            with atomic_write(partial / url.rpartition("/")[2]) as file:
-                file.write(store.content(url))
-        if not partial.is_dir():
-            raise DataError(
-                "the manifest names this tokenizer, and it is not there",
-                where=self.tokens.tokenizer_url,
-                fix="Put the tokenizer's folder there, beside the data.",
-            )
-        found = load_tokenizer(partial).fingerprint
-        if found != expected:
-            raise DataError(
-                f"the tokenizer there is {found}, the data was built with {expected}",
-                where=self.tokens.tokenizer_url,
-                fix="Put the right tokenizer there.",
-            )
-        partial.rename(folder)
-
-    def place(self) -> None:
-        """Moves the fetched files to where they belong, the index behind the tokens, the manifest last.
-
-        Raises:
-            DataError: Without a manifest: the headers do not tell the sizes that the files have.
-        """
-        if self._to_place and self._manifest is None and not self.tokens.is_dataset:
-            FlatShard.read(self._staging / self.target.name)
-        self.target.parent.mkdir(parents=True, exist_ok=True)
-        if self._to_place and self.tokens.is_dataset:
-            manifest_path(self.target).unlink(missing_ok=True)
-            if idx_path(self.target).name in self._to_place:
-                idx_path(self.target).unlink(missing_ok=True)
-        for name in sorted(self._to_place, key=lambda name: name.endswith(".idx")):
-            (self._staging / name).rename(self.target.with_name(name))
-            (self._staging / f"{name}.ranges").unlink()
-        fsync_dir(self.target.parent)
-        if self.tokens.is_dataset:
-            _require_whole(self.target, self.tokens.url)
-        if self._manifest is not None:
-            self._manifest.write(manifest_path(self.target))
-
-
-def _one_store(urls: Sequence[str]) -> Store:
-    hosts = dict.fromkeys("/".join(url.split("/")[:3]) for url in urls)
-    wrong = [f"{url} is no URL" for url in urls if "://" not in url]
-    if wrong or not urls:
+    if len({url.partition("://")[:2] for url in urls}) != 1 or "://" not in urls[0]:
         raise ConfigError(
-            wrong[0] if wrong else "no URL was named",
+            f"expected URLs of one store, got {', '.join(urls) or 'none'}",
             where="command line",
             fix="Give e.g. s3://bucket/data/prefix.",
         )
-    if len(hosts) > 1:
-        raise ConfigError(
-            f"URLs of different stores: {', '.join(hosts)}",
-            where="command line",
-            fix="Fetch from one at a time.",
-        )
-    return Store(urls[0])
+    store = ObjectStore(urls[0])
+    items = _find_items(store, urls, prefix)
+    files = _distinct([one for item in items for one in item.files])
+    lock = prefix.parent / f".{prefix.name}.fetch"
+    with locked(lock, what=f"the fetch of {prefix}"), contextlib.ExitStack() as at_end:
+        at_end.callback(lock.unlink)
+        missing = _missing(files)
+        require_free_space(prefix.parent, sum(one.size for one in missing), "fetching")
+        _download(store, items, missing, connections)
+        for item in items:
+            open_source(item.target)
+            if item.manifest is not None:
+                item.manifest.write(manifest_path(item.target))
+    return FetchReport(
+        paths=[item.target for item in items],
+        num_fetched=len(missing),
+        num_there=len(files) - len(missing),
+        fetched_bytes=sum(one.size for one in missing),
+        with_checksums=all(item.manifest is not None for item in items),
+    )
 
 
-def _missing(items: Sequence[_Item]) -> list[Wanted]:
-    """What is not here, as checksums tell where they are known."""
-    known = [item.local(name) for item in items for name in item.tokens.checksums]
-    size = sum(path.stat().st_size for path in known if path.is_file())
-    if not size:
-        return [wanted for item in items for wanted in item.missing(Progress("", 0, "B"))]
-    with Progress("checksums of what is there", size, "B") as progress:
-        return [wanted for item in items for wanted in item.missing(progress)]
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """A dataset or a shard, to be at ``target``, with its tokenizer, and with a manifest if it has one."""
+
+    target: Path
+    files: list[Download]
+    manifest: Manifest | None = None
 
 
-def _take_tokenizers(items: Sequence[_Item], store: Store) -> None:
-    """Fetches each tokenizer once, before the tokens: what is wrong with them is told at once."""
-    taken = set()
-    for item in items:
-        if item.tokenizer not in taken:
-            item.take_tokenizer(store)
-            taken.add(item.tokenizer)
+def _prefix(url: str) -> str:
+    """The prefix that a URL means if it is of a dataset, with or without ending."""
+    return url.removesuffix(".bin").removesuffix(".idx").rstrip("/")
 
 
-def _require_whole(prefix: Path, url: str) -> None:
-    try:
-        IndexedDataset(prefix)
-    except DataError as error:
-        idx_path(prefix).unlink()
+def _find_items(store: ObjectStore, urls: Sequence[str], prefix: Path) -> list[_Item]:
+    found = {one: is_dataset for url in urls for one, is_dataset in _find(store, url).items()}
+    if prefix.name and len(urls) == 1 and found == {_prefix(urls[0]): True}:
+        return [_dataset(store, _prefix(urls[0]), prefix)]
+    return [
+        (_dataset if is_dataset else _shard)(store, url, prefix / name_of(url))
+        for url, is_dataset in found.items()
+    ]
+
+
+def _find(store: ObjectStore, url: str) -> dict[str, bool]:
+    """The prefixes of datasets (True) and the shards (False) that a URL means."""
+    if not is_pattern(url):
+        if store.size(f"{_prefix(url)}.idx") is not None:
+            return {_prefix(url): True}
+        if name_of(url).endswith((".bin", ".npy")) and store.size(url) is not None:
+            return {url: False}
+    files = [file for file in store.files(url) if file.endswith((".bin", ".idx", ".npy"))]
+    prefixes = {file.removesuffix(".idx") for file in files if file.endswith(".idx")}
+    shards = {file for file in files if _prefix(file) not in prefixes and not MEGATRONS_CACHE.search(file)}
+    if not prefixes | shards:
         raise DataError(
-            f"its files do not belong together ({error.what})", where=url, fix="Put the right ones there."
-        ) from None
+            "no token files (.bin, .idx, .npy) match this pattern"
+            if is_pattern(url)
+            else "is neither the prefix of a .bin and .idx, nor a shard, nor a folder that lists token files",
+            where=url,
+            fix="Check the URL, and that its files may be read.",
+        )
+    return {one: one in prefixes for one in sorted(prefixes | shards)}
 
 
-def _remove_staging(staging: Path) -> None:
-    (staging / "lock").unlink()
+def _shard(store: ObjectStore, url: str, target: Path) -> _Item:
+    size = store.size(url)
+    if size is None:
+        raise DataError("may not be read", where=url)
+    return _Item(target, [Download(url, target, size)])
+
+
+def _dataset(store: ObjectStore, prefix: str, target: Path) -> _Item:
+    urls = {ending: f"{prefix}{ending}" for ending in (".bin", ".origins", ".idx")}
+    paths = {url: target.with_name(target.name + ending) for ending, url in urls.items()}
+    if store.size(f"{prefix}.json") is None:
+        sizes = {url: store.size(url) for url in paths}
+        if sizes[urls[".bin"]] is None:
+            raise DataError("is not there, or may not be read", where=urls[".bin"], fix="Put it there.")
+        return _Item(
+            target, [Download(url, paths[url], size) for url, size in sizes.items() if size is not None]
+        )
+    manifest = _manifest(store, f"{prefix}.json")
+    tokenizer = manifest.about["tokenizer"]["folder"]
+    recorded = {f"{prefix.rpartition('/')[0]}/{name}": file for name, file in manifest.files.items()}
+    if not recorded.keys() <= paths.keys() or not _is_name(tokenizer):
+        raise DataError(
+            f"describes {', '.join([*manifest.files, tokenizer])}, which are not all of {name_of(prefix)}",
+            where=f"{prefix}.json",
+            fix="The files there were renamed: give them their old names.",
+        )
+    for url, one in recorded.items():
+        if (size := store.size(url)) != one["bytes"]:
+            raise DataError(
+                f"its manifest says {one['bytes']:,} bytes, there are {size or 0:,}",
+                where=url,
+                fix="Put the right file there.",
+            )
+    files = [Download(url, paths[url], one["bytes"], one["checksum"]) for url, one in recorded.items()]
+    about = manifest.about | (
+        {"origins": paths[urls[".origins"]].name} if "origins" in manifest.about else {}
+    )
+    here = {paths[url].name: one for url, one in recorded.items()}
+    if not holds_tokenizer(target.with_name(tokenizer)):
+        files += _tokenizer(store, f"{prefix.rpartition('/')[0]}/{tokenizer}", target.with_name(tokenizer))
+    return _Item(target, files, dataclasses.replace(manifest, files=here, about=about))
+
+
+def _is_name(folder: str) -> bool:
+    return folder not in ("", ".", "..") and "/" not in folder and "\\" not in folder
+
+
+def _manifest(store: ObjectStore, url: str) -> Manifest:
     try:
-        staging.rmdir()
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        logger.warning("%s holds what an earlier fetch of other files has left: remove it", staging)
+        return Manifest.of(json.loads(store.read(url)), "tokens", where=url)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"not valid JSON ({error})", where=url) from None
+
+
+def _tokenizer(store: ObjectStore, url: str, folder: Path) -> list[Download]:
+    sizes = {name: store.size(f"{url}/{name}") for name in _TOKENIZER_FILES}
+    found = [
+        Download(f"{url}/{name}", folder / name, size) for name, size in sizes.items() if size is not None
+    ]
+    if not found:
+        raise DataError(
+            "the manifest names this tokenizer, and it is not there",
+            where=url,
+            fix="Put the tokenizer's folder there, beside the data.",
+        )
+    return found
+
+
+def _download(
+    store: ObjectStore, items: Sequence[_Item], files: Sequence[Download], connections: int
+) -> None:
+    """Downloads the tokenizers first, so that a wrong one is reported at once, and the indices last."""
+    phases: tuple[list[Download], ...] = ([], [], [])
+    for one in files:
+        phases[0 if one.path.name in _TOKENIZER_FILES else 2 if one.path.suffix == ".idx" else 1].append(one)
+    with Progress("fetch", sum(one.size for one in files), "B") as progress:
+        store.get(phases[0], on_read=progress.add, connections=connections)
+        _check_tokenizers(items)
+        store.get(phases[1], on_read=progress.add, connections=connections)
+        store.get(phases[2], on_read=progress.add, connections=connections)
+
+
+def _check_tokenizers(items: Sequence[_Item]) -> None:
+    """Refuses a tokenizer here that is not the one that the data was built with."""
+    described = [(item.target, item.manifest.about["tokenizer"]) for item in items if item.manifest]
+    for folder, expected in {(path.with_name(one["folder"]), one["fingerprint"]) for path, one in described}:
+        if (found := load_tokenizer(folder).fingerprint) != expected:
+            raise DataError(
+                f"the tokenizer here is {found}, the data was built with {expected}",
+                where=folder,
+                fix="Remove it, and put the right one beside the data there; or choose another --prefix.",
+            )
+
+
+def _distinct(files: Sequence[Download]) -> list[Download]:
+    """Each file once, for datasets may share a tokenizer."""
+    by_path: dict[Path, Download] = {}
+    for one in files:
+        if (other := by_path.setdefault(one.path, one)) != one:
+            raise DataError(
+                f"has the name of {other.url}", where=one.url, fix="Fetch them into different folders."
+            )
+    return list(by_path.values())
+
+
+def _missing(files: Sequence[Download]) -> list[Download]:
+    """What is not here, as checksums tell where they are known.
+
+    Raises:
+        DataError: Another file has the name of one of them.
+    """
+    there = [one for one in files if one.path.exists()]
+    wrong = [one for one in there if one.path.stat().st_size != one.size]
+    known = [] if wrong else [one for one in there if one.checksum]
+    if known:
+        with Progress("checksums of what is there", sum(one.size for one in known), "B") as progress:
+            wrong = [one for one in known if checksum(one.path, on_read=progress.add) != one.checksum]
+    for one in wrong:
+        raise DataError(
+            f"is there and is not {one.url}",
+            where=one.path,
+            fix="Remove it, or choose another --prefix.",
+        )
+    return [one for one in files if one not in there]
