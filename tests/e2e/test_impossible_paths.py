@@ -28,7 +28,6 @@ _POSSIBLE = {
     "tokens inspect": {"data": "data_text_document"},
     "tokens verify": {"data": "data_text_document"},
     "tokens merge": {"sources": "data_text_document", "prefix": "new"},
-    "tokens split": {"data": "data_text_document", "prefix": "new", "parts": "2"},
     "tokens fetch": {"urls": "file://{folder}/data_text_document", "prefix": "new"},
     "tokens plan": {},
     "tokens trace": {"target": "data_text_document", "sample": "1"},

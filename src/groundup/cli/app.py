@@ -89,7 +89,6 @@ def build_app(*, listing: bool = False) -> App:
         "tokens inspect": "tokens_files:inspect",
         "tokens verify": "tokens_files:verify",
         "tokens merge": "tokens_files:merge",
-        "tokens split": "tokens_files:split",
         "tokens fetch": "tokens_fetch:fetch",
         "tokens plan": "tokens_plan:plan",
         "tokens trace": "tokens_plan:trace",

@@ -1,4 +1,4 @@
-"""``groundup tokens``: looking at tokenized datasets, checking, merging and splitting them."""
+"""``groundup tokens``: looking at tokenized datasets, checking and merging them."""
 
 import sys
 from collections.abc import Iterator
@@ -11,8 +11,6 @@ from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
 from groundup.tokens.files.check import check_ids, check_index
-from groundup.tokens.files.divide import divide_tokens
-from groundup.tokens.files.division import Division
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.indexed import IndexedDataset
 from groundup.tokens.files.indexed_parts import IndexedParts
@@ -159,49 +157,10 @@ def merge(
         end_of_document_id=end_of_document_id,
     )
     sys.stdout.write(
-        f"{report.prefix}{_there_already(report.reused)}\n"
+        f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
         f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
         f" merged files: {report.num_parts:,}\n"
     )
-
-
-def split(
-    data: Path,
-    *,
-    prefix: Path,
-    parts: int = 0,
-    documents: int = 0,
-    tokens: int = 0,
-    split: str = "",
-) -> None:
-    """Split a .bin and .idx between documents; merging the parts gives the same bytes again.
-
-    Writes PREFIX_00000, PREFIX_00001 and so on, or PREFIX_train, PREFIX_validation and PREFIX_test. Run
-    again after an interruption, it writes the parts that are missing.
-
-    For example:
-
-        groundup tokens split data/corpus_text_document --prefix parts/corpus --parts 8
-        groundup tokens split data/corpus_text_document --prefix parts/corpus --split 969,30,1
-
-    Args:
-        data: Prefix of the .bin and .idx, with or without the ending.
-        prefix: Beginning of the names of what is written.
-        parts: Into so many parts of about equally many tokens.
-        documents: Into parts of so many documents each.
-        tokens: Into parts that end with the document that reaches so many tokens.
-        split: Into train, validation and test by these shares, rounded as in training.
-    """
-    division = Division(parts=parts, documents=documents, tokens=tokens, split=split)
-    for part in divide_tokens(data, prefix, division):
-        sys.stdout.write(
-            f"{part.prefix}  {part.num_documents:,} documents, {part.num_tokens:,} tokens"
-            f"{_there_already(part.reused)}\n"
-        )
-
-
-def _there_already(reused: bool) -> str:
-    return " (was there already)" if reused else ""
 
 
 def _named_tokenizer(

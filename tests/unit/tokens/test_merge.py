@@ -1,33 +1,21 @@
 import dataclasses
-import os
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groundup.core.concatenate import append_range
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.manifest import Manifest
-from groundup.tokens.files import divide, indexed_writer
-from groundup.tokens.files.check import check_index
-from groundup.tokens.files.divide import divide_tokens
-from groundup.tokens.files.division import Division
+from groundup.tokens.files import indexed_writer
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.files.manifests import manifest_path, tokenizer_of
 from groundup.tokens.files.merge import merge_tokens
 from groundup.tokens.files.origins import Origins, OriginsWriter, origins_path
 from groundup.tokens.files.provenance import write_manifest
-from groundup.tokens.samples.plan import split_ranges
 from tests.unit.tokens.token_files import GPT2, LLAMA3, index_bytes, write_indexed, write_llmc, write_npy
 
-END = 9
-
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=3), max_size=8)
-
-
-def _bytes(prefix):
-    return bin_path(prefix).read_bytes(), idx_path(prefix).read_bytes()
 
 
 def _described(prefix, documents, tokenizer, *, text_bytes):
@@ -74,49 +62,6 @@ def test_merges_as_megatron_does(tmp_path_factory, parts, int32):
     assert sorted(path.name for path in folder.iterdir() if "out" in path.name) == ["out.bin", "out.idx"]
 
 
-@given(
-    documents=DOCUMENTS.filter(bool),
-    way=st.sampled_from(["parts", "documents", "tokens"]),
-    number=st.integers(1, 9),
-)
-@settings(max_examples=100)
-def test_merging_what_was_split_gives_the_same_bytes(tmp_path_factory, documents, way, number):
-    folder = tmp_path_factory.mktemp("divide")
-    whole = write_indexed(folder / "whole", documents)
-    if way == "parts":
-        number = min(number, len(documents))
-    parts = divide_tokens(whole, folder / "parts" / "x", Division(**{way: number}))
-    for part in parts:
-        check_index(IndexedDataset(part.prefix))
-    if way == "parts":
-        assert len(parts) == number
-    elif way == "documents":
-        assert [part.num_documents for part in parts[:-1]] == [number] * (len(parts) - 1)
-    else:
-        assert all(part.num_tokens >= number for part in parts[:-1])
-        longest = max(sum(map(len, document)) for document in documents)
-        assert all(part.num_tokens < number + longest for part in parts if part.num_tokens)
-    assert all(part.num_documents for part in parts)
-    merge_tokens([folder / "parts"], folder / "again")
-    assert _bytes(folder / "again") == _bytes(whole)
-
-
-def test_splits_of_real_data_are_those_of_training(megatron, tmp_path):
-    whole = megatron / "indexed" / "wt2_200_text_document"
-    data = IndexedDataset(whole)
-    parts = divide_tokens(whole, tmp_path / "wt2", Division(split="969,30,1"))
-    names = [part.prefix.name for part in parts]
-    assert names == ["wt2_train", "wt2_validation"]  # one document in 1000 of 200 is none
-    for part, (begin, end) in zip(parts, split_ranges("969,30,1", 200).values(), strict=False):
-        expected = data.tokens[data.token_begin(begin) : data.token_begin(end)]
-        assert IndexedDataset(part.prefix).tokens.tobytes() == expected.tobytes()
-    merge_tokens([part.prefix for part in parts], tmp_path / "again")
-    assert _bytes(tmp_path / "again") == _bytes(whole)
-    parts = divide_tokens(whole, tmp_path / "seven", Division(parts=7))
-    sizes = [part.num_tokens for part in parts]
-    assert max(sizes) - min(sizes) <= 2 * data.lengths.max()
-
-
 def test_manifests_and_origins_go_along(tmp_path, small_tokenizer):
     one = _described(tmp_path / "one", [[1, 2], [3], [4, 5]], small_tokenizer, text_bytes=10)
     two = _described(tmp_path / "two", [[6], [7, 8]], small_tokenizer, text_bytes=5)
@@ -138,20 +83,6 @@ def test_manifests_and_origins_go_along(tmp_path, small_tokenizer):
     assert (manifest.about["key"], manifest.about["append_end_of_document"]) == ("text", True)
     assert tokenizer_of(both).fingerprint == small_tokenizer.fingerprint
     assert _origins(both) == _origins(two) + _origins(one)
-
-    parts = divide_tokens(both, tmp_path / "parts" / "p", Division(documents=2))
-    assert [origin for part in parts for origin in _origins(part.prefix)] == _origins(both)
-    assert [Manifest.read(manifest_path(part.prefix), "tokens").counts for part in parts] == [
-        {"documents": 2, "tokens": 3},
-        {"documents": 2, "tokens": 3},
-        {"documents": 1, "tokens": 2},
-    ]
-    assert tokenizer_of(parts[0].prefix).fingerprint == small_tokenizer.fingerprint
-    prints = {Manifest.read(manifest_path(part.prefix), "tokens").fingerprint for part in parts}
-    assert len(prints) == 3
-    merge_tokens([tmp_path / "parts"], tmp_path / "again")
-    assert _bytes(tmp_path / "again") == _bytes(both)
-    assert origins_path(tmp_path / "again").read_bytes() == origins_path(both).read_bytes()
 
 
 def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
@@ -213,33 +144,6 @@ def test_refuses_what_would_destroy(tmp_path, small_tokenizer):
         merge_tokens([one, two], tmp_path / "two")
     with pytest.raises(ConfigError, match=r"knows its documents by its \.idx"):
         merge_tokens([one, two], tmp_path / "out", end_of_document_id=5)
-    divide_tokens(one, tmp_path / "x", Division(parts=2))
-    with pytest.raises(DataError, match=r"x_00001\..*of another division"):
-        divide_tokens(one, tmp_path / "x", Division(parts=1))
-    divide_tokens(one, tmp_path / "x", Division(parts=2))
-    with pytest.raises(ConfigError, match="would replace the whole"):
-        divide_tokens(write_indexed(tmp_path / "w_00001", [[[1]], [[2]]]), tmp_path / "w", Division(parts=2))
-    with pytest.raises(ConfigError, match="3 parts of 2 documents"):
-        divide_tokens(one, tmp_path / "y", Division(parts=3))
-    write_indexed(tmp_path / "none", [])
-    with pytest.raises(DataError, match="no documents to divide"):
-        divide_tokens(tmp_path / "none", tmp_path / "y", Division(parts=1))
-
-
-@pytest.mark.parametrize(
-    "given", [{}, {"parts": 1, "tokens": 1}, {"parts": -1}, {"split": "1", "documents": 2}]
-)
-def test_a_division_is_one_thing(given):
-    with pytest.raises(ConfigError, match="one of parts, documents, tokens and split"):
-        Division(**given)
-
-
-def test_a_split_never_cuts_a_document(tmp_path):
-    write_indexed(tmp_path / "sentences", [[[1], [2], [3]], [[4]]])
-    with pytest.raises(ConfigError, match=r"ends train after sequence 2, within document 0"):
-        divide_tokens(tmp_path / "sentences", tmp_path / "x", Division(split="1,1"))
-    parts = divide_tokens(tmp_path / "sentences", tmp_path / "x", Division(split="3,1"))
-    assert [part.num_tokens for part in parts] == [3, 1]
 
 
 def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
@@ -265,12 +169,9 @@ def test_needs_the_disk_space(tmp_path, monkeypatch):
 
     whole = write_indexed(tmp_path / "whole", [[[1, 2, 3]]])
     monkeypatch.setattr("groundup.tokens.files.merge.require_free_space", refuse)
-    monkeypatch.setattr(divide, "require_free_space", refuse)
     size = 6 + 2 * idx_path(whole).stat().st_size
     with pytest.raises(DataError, match=f"merging needs {size}"):
         merge_tokens([whole], tmp_path / "out")
-    with pytest.raises(DataError, match=f"splitting needs {size}"):
-        divide_tokens(whole, tmp_path / "out", Division(parts=1))
 
 
 def test_a_second_merge_finds_its_work_done(tmp_path, small_tokenizer):
@@ -303,46 +204,3 @@ def test_a_second_conversion_finds_its_work_done(tmp_path, small_tokenizer):
     again = merge_tokens([shard], out, tokenizer=small_tokenizer)
     assert (again.reused, again.num_documents, again.num_tokens, again.num_parts) == (True, 2, 4, 1)
     assert not merge_tokens([shard], out, tokenizer=small_tokenizer, end_of_document_id=1).reused
-
-
-@pytest.mark.parametrize("with_manifest", [True, False])
-def test_an_interrupted_split_goes_on(tmp_path, small_tokenizer, monkeypatch, caplog, with_manifest):
-    documents = [[number, number + 1] for number in range(8)]
-    whole = _described(tmp_path / "whole", documents, small_tokenizer, text_bytes=10)
-    if not with_manifest:
-        manifest_path(whole).unlink()
-        origins_path(whole).unlink()
-    divide_tokens(whole, tmp_path / "expected" / "x", Division(parts=4))
-    copied = []
-
-    def interrupt(target, source, begin, end):
-        copied.append(source)
-        if len(copied) == 3:
-            raise KeyboardInterrupt
-        return append_range(target, source, begin, end)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(indexed_writer, "append_range", interrupt)
-        with caplog.at_level("INFO", logger="groundup"), pytest.raises(KeyboardInterrupt):
-            divide_tokens(whole, tmp_path / "parts" / "x", Division(parts=4))
-    assert "2 of 4 parts are done" in caplog.text
-    left = {path.name.split(".")[0] for path in (tmp_path / "parts").iterdir()}
-    assert left == {"x_00000", "x_00001"} | ({"x_tokenizer"} if with_manifest else set())
-
-    with caplog.at_level("INFO", logger="groundup"):
-        parts = divide_tokens(whole, tmp_path / "parts" / "x", Division(parts=4))
-    assert "2 of 4 parts are done already" in caplog.text
-    assert [part.reused for part in parts] == [True, True, False, False]
-    assert [part.num_tokens for part in parts] == [4] * 4
-    for path in (tmp_path / "expected").glob("x_*.*"):
-        assert (tmp_path / "parts" / path.name).read_bytes() == path.read_bytes()
-    again = divide_tokens(whole, tmp_path / "parts" / "x", Division(parts=4))
-    assert all(part.reused for part in again)
-
-    bin_path(parts[1].prefix).write_bytes(b"\0")
-    later = bin_path(whole).stat().st_mtime_ns + 10**10
-    again = divide_tokens(whole, tmp_path / "parts" / "x", Division(parts=4))
-    assert [part.reused for part in again] == [True, False, True, True]
-    os.utime(bin_path(whole), ns=(later, later))  # of the same size, but perhaps of other tokens
-    again = divide_tokens(whole, tmp_path / "parts" / "x", Division(parts=4))
-    assert not any(part.reused for part in again)

@@ -1,4 +1,4 @@
-"""``groundup tokens inspect``, ``verify``, ``merge`` and ``split`` as a user types them."""
+"""``groundup tokens inspect``, ``verify`` and ``merge`` as a user types them."""
 
 import shutil
 import signal
@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from groundup.__main__ import main
-from groundup.tokens.files.indexed import bin_path, idx_path
+from groundup.tokens.files.indexed import bin_path
 from groundup.tokens.files.provenance import write_manifest
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
 
@@ -90,7 +90,7 @@ def test_inspects_shards(run, tmp_path, small_tokenizer, tokenizer_dir):
     assert "token 291 at position" in run("verify", tmp_path / "shards", "--tokenizer", tokenizer_dir)
 
 
-def test_merges_splits_and_verifies(run, tmp_path, small_tokenizer):
+def test_merges_and_verifies(run, tmp_path, small_tokenizer):
     (tmp_path / "parts").mkdir()
     for name in ("one", "two"):
         prefix = _write(tmp_path / "parts" / name, ["the cat", "the dog", "the mat"], small_tokenizer)
@@ -106,19 +106,6 @@ def test_merges_splits_and_verifies(run, tmp_path, small_tokenizer):
     inspected = run("inspect", tmp_path / "parts", "--documents", 0)
     assert "parts                 2\ndocuments             6\n" in inspected
     assert "bytes per token" in inspected
-
-    assert run("split", both, "--prefix", tmp_path / "cut", "--split", "4,1,1").count("documents") == 3
-    assert (tmp_path / "cut_validation.json").is_file()
-    shown = run(
-        "merge",
-        *(tmp_path / f"cut_{name}" for name in ("train", "validation", "test")),
-        "--prefix",
-        tmp_path / "again",
-    )
-    assert shown.endswith("merged files: 3\n")
-    assert bin_path(tmp_path / "again").read_bytes() == bin_path(both).read_bytes()
-    assert idx_path(tmp_path / "again").read_bytes() == idx_path(both).read_bytes()
-    assert "it takes one of parts" in run("split", both, "--prefix", tmp_path / "cut")
 
 
 def test_verify_finds_damage(run, tmp_path, small_tokenizer, tokenizer_dir):
@@ -162,11 +149,8 @@ def test_a_second_run_says_so(run, tmp_path, small_tokenizer):
     prefix = _write(tmp_path / "one", ["the cat", "the dog"], small_tokenizer)
     write_manifest(prefix, small_tokenizer, inputs={}, counts={}, about={})
     merge = ("merge", prefix, "--prefix", tmp_path / "out")
-    split = ("split", prefix, "--prefix", tmp_path / "cut", "--parts", 2)
-    for words in (merge, split):
-        assert "was there already" not in run(*words)
+    assert "was there already" not in run(*merge)
     assert run(*merge).startswith(f"{tmp_path / 'out'} (was there already)\n  2 documents")
-    assert run(*split).count(" tokens (was there already)\n") == 2
 
 
 def test_megatrons_flag_for_sentencepiece(run, tmp_path, monkeypatch, small_tokenizer):

@@ -89,39 +89,29 @@ class IndexedWriter:
         self.num_documents += len(lengths)
         self.num_tokens += len(tokens)
 
-    def add_documents_of(
-        self,
-        data: IndexedDataset,
-        begin: int = 0,
-        end: int | None = None,
-        *,
-        on_copied: Callable[[int], None] = lambda size: None,
+    def add_dataset(
+        self, data: IndexedDataset, *, on_copied: Callable[[int], None] = lambda size: None
     ) -> None:
-        """Appends recorded documents [begin, end) of another dataset of the same dtype, as they are.
+        """Appends all documents of another dataset of the same dtype, as they are recorded there.
 
         Args:
-            data: Where they are; its tokens are copied without being read into memory.
-            begin: First document of ``data.document_ends``.
-            end: Behind the last one; None for all.
+            data: Its tokens are copied without being read into memory.
             on_copied: Told the number of bytes of each piece of tokens.
         """
         if data.dtype != self.dtype:
             raise ValueError(f"{data.prefix} holds {data.dtype}, {self.prefix} {self.dtype}")
-        end = data.num_recorded_documents if end is None else end
-        first, last = int(data.document_ends[begin]), int(data.document_ends[end])
-        token_begin, token_end = data.token_begin(first), data.token_begin(last)
-        size = self.dtype.itemsize
-        for at in range(token_begin * size, token_end * size, _COPY_BYTES):
-            stop = min(at + _COPY_BYTES, token_end * size)
+        size = data.num_tokens * self.dtype.itemsize
+        for at in range(0, size, _COPY_BYTES):
+            stop = min(at + _COPY_BYTES, size)
             on_copied(append_range(self._files["tokens"], bin_path(data.prefix), at, stop))
-        for at in range(first, last, _CHUNK):
-            self._files["lengths"].write(np.ascontiguousarray(data.lengths[at : min(at + _CHUNK, last)]).data)
-        for at in range(begin + 1, end + 1, _CHUNK):
-            ends = data.document_ends[at : min(at + _CHUNK, end + 1)] + (self.num_sequences - first)
+        for at in range(0, data.num_sequences, _CHUNK):
+            self._files["lengths"].write(np.ascontiguousarray(data.lengths[at : at + _CHUNK]).data)
+        for at in range(1, data.num_recorded_documents + 1, _CHUNK):
+            ends = data.document_ends[at : at + _CHUNK] + self.num_sequences
             self._files["ends"].write(ends.astype("<i8").data)
-        self.num_sequences += last - first
-        self.num_documents += end - begin
-        self.num_tokens += token_end - token_begin
+        self.num_sequences += data.num_sequences
+        self.num_documents += data.num_recorded_documents
+        self.num_tokens += data.num_tokens
 
     def _finish(self) -> None:
         for file in self._files.values():

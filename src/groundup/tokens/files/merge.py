@@ -131,7 +131,7 @@ def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeR
         IndexedWriter(prefix, vocab_size=0, dtype=dtype) as writer,
     ):
         for part in prefixes:
-            writer.add_documents_of(IndexedDataset(part), on_copied=progress.add)
+            writer.add_dataset(IndexedDataset(part), on_copied=progress.add)
         _remove_descriptions(prefix)
     _join_origins(prefixes, prefix)
     if tokenizer:

@@ -7,7 +7,6 @@ Layout, little-endian: header (magic, version, documents, sources, bytes of name
 """
 
 import dataclasses
-import itertools
 import os
 import struct
 from array import array
@@ -99,19 +98,6 @@ class Origins:
             line=int(self._documents[document, 0]),
             url=_text(self._documents[:, 1], self._urls, document),
         )
-
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[Any], bytes]]:
-        """Documents [begin, end) as ``OriginsWriter.add`` takes them: source, lines, URL lengths and URLs."""
-        firsts = np.append(self._sources[:, 0], np.uint64(len(self))).tolist()
-        for source, (first, until) in enumerate(itertools.pairwise(firsts)):
-            name = ""
-            for at in range(max(begin, first), min(end, until), _CHUNK_RECORDS):
-                stop = min(at + _CHUNK_RECORDS, end, until)
-                name = name or _text(self._sources[:, 1], self._names, source)
-                ends = self._documents[at:stop, 1].astype(np.int64)
-                before = int(self._documents[at - 1, 1]) if at else 0
-                urls = self._urls[before : int(ends[-1])].tobytes()
-                yield name, self._documents[at:stop, 0], np.diff(ends, prepend=before), urls
 
 
 class OriginsWriter:

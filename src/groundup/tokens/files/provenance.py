@@ -19,10 +19,9 @@ def write_manifest(
     inputs: dict[str, str],
     counts: dict[str, Any],
     about: dict[str, Any],
-    tokenizer_folder: str = "",
     on_read: Callable[[int], None] | None = None,
 ) -> None:
-    """Writes ``{prefix}.json``, and the tokenizer's folder beside.
+    """Writes ``{prefix}.json``, and ``{prefix}_tokenizer`` beside it.
 
     Args:
         prefix: Of a finished dataset.
@@ -30,13 +29,10 @@ def write_manifest(
         inputs: Name -> fingerprint of what it was made from, in order.
         counts: Documents, tokens, and what else is known.
         about: What else a reader needs; dtype, origins and tokenizer are added.
-        tokenizer_folder: Name of a folder that holds the tokenizer already; when left out,
-            ``{prefix}_tokenizer`` is written.
         on_read: Told the number of bytes of each piece that was read for the checksums.
     """
-    folder = tokenizer_folder or f"{prefix.name}_tokenizer"
-    if not tokenizer_folder:
-        tokenizer.save(prefix.with_name(folder))
+    folder = f"{prefix.name}_tokenizer"
+    tokenizer.save(prefix.with_name(folder))
     about = {key: value for key, value in about.items() if key != "origins"}  # those of another dataset
     names = [bin_path(prefix).name, idx_path(prefix).name]
     if origins_path(prefix).is_file():

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from functools import partial
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.tokenizer import Tokenizer
 from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
 from groundup.tokens.tokenizers.merges import ranked_merges
 
@@ -25,7 +24,7 @@ def train_tokenizer(
     vocab_size: int,
     end_of_document: str = "<|endoftext|>",
     fewer: bool = False,
-) -> Tokenizer:
+) -> ByteLevelTokenizer:
     """Learns a vocabulary: 256 bytes, then merges in the order learned, the special token last.
 
     Memory grows with the number of different pieces (words), not with the text; the same texts give
