@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.samples.plan import SPLITS, samples_in
+from groundup.tokens.samples.ramp import BatchSizes
 from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 
@@ -19,7 +20,7 @@ splits = (
 
 @st.composite
 def plans(draw) -> BlendPlan:
-    size = draw(st.integers(1, 4))
+    size = draw(st.integers(1, 6))
     proportional = draw(st.booleans())
     weights = [
         None if proportional else draw(st.sampled_from([0.001, 0.3, 0.999, 1.0, 20.0])) for _ in range(size)
@@ -31,7 +32,7 @@ def plans(draw) -> BlendPlan:
         lengths = draw(lengths_of)
         return SourcePlan(
             key=key,
-            corpus=ArraySource(range(sum(lengths)), lengths),
+            source=ArraySource(range(sum(lengths)), lengths),
             split=split,
             weight=weight,
             max_epochs=draw(st.integers(0, 4)) if split else 0,
@@ -54,10 +55,16 @@ def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: 
     if problem is None:
         _assert_possible(plan)
         return
+    assert all(problem.changes)
     for change in problem.changes:
         mended = plan.changed(change)
-        assert find_mend(mended) is None, (problem, change)
-        _assert_possible(mended)
+        left = find_mend(mended)
+        if problem.enough:
+            assert left is None, (problem, change)
+            _assert_possible(mended)
+        else:  # another thing is in the way
+            assert left is not None
+            assert left.what != problem.what
 
 
 def _assert_possible(plan: BlendPlan) -> None:
@@ -73,6 +80,39 @@ def _assert_possible(plan: BlendPlan) -> None:
         if name in plan.needs:
             held_out = getattr(plan, name) or plan.used
             assert any(samples_in(source.num_tokens(name), plan.sequence_length) for source in held_out)
+
+
+def _evenly(size: int, **limits: int) -> BlendPlan:
+    """Sources of 9 samples each, "a", "b" and so on, of which 8,000 samples are asked."""
+    sources = [
+        SourcePlan(
+            key=f"data.sources.{key}",
+            source=ArraySource(range(100), [10] * 10),
+            split="1",
+            weight=1.0,
+            max_epochs=limits.get(key, 0),
+        )
+        for key in "abcdefgh"[:size]
+    ]
+    return BlendPlan(sources=tuple(sources), sequence_length=10, num_steps=1000, batch_sizes=BatchSizes(8))
+
+
+def test_one_limited_source_of_many() -> None:
+    problem = find_mend(_evenly(8, a=1))
+    assert problem
+    assert problem.changes == (
+        {"data.sources.a.max_epochs": 112},  # 1,000 of 9 samples
+        {"num_steps": 9},
+        {"data.sources.a.weight": 0.00697},  # 7 * 8 / 7,992 and a bit less
+    )
+
+
+def test_all_sources_that_are_read_too_often_are_named_at_once() -> None:
+    problem = find_mend(_evenly(4, a=1, c=2))
+    assert problem
+    assert problem.enough
+    assert problem.changes[0] == {"data.sources.a.max_epochs": 223, "data.sources.c.max_epochs": 223}
+    assert len(problem.changes) == 2  # no weight of one of them is enough
 
 
 @given(plan=plans())

@@ -1,11 +1,10 @@
-import dataclasses
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError
-from groundup.tokens.samples.plan import SPLITS, Plan, find_problem, split_ranges
+from groundup.tokens.samples.plan import SPLITS, find_problem, split_ranges
+from tests.unit.tokens.sources import ArraySource
 
 
 @pytest.mark.parametrize(
@@ -42,18 +41,6 @@ def test_refuses_a_malformed_split(split: str) -> None:
         split_ranges(split, 10)
 
 
-@dataclasses.dataclass
-class _Corpus:
-    lengths: list[int]
-
-    @property
-    def num_documents(self) -> int:
-        return len(self.lengths)
-
-    def token_begin(self, document: int) -> int:
-        return sum(self.lengths[:document])
-
-
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     shares=st.lists(st.integers(0, 1000), min_size=1, max_size=3),
@@ -68,22 +55,17 @@ def test_each_proposed_change_mends_the_plan(
     needs: set[str],
 ) -> None:
     assume(sum(shares) > 0)
-    corpus = _Corpus(lengths)
-    plan = Plan(
-        split=",".join(map(str, shares)),
-        sequence_length=length,
-        needs=needs,
-    )
-    problem = find_problem(corpus, plan)
+    source = ArraySource(range(sum(lengths)), lengths)
+    settings = {"split": ",".join(map(str, shares)), "sequence_length": length, "needs": needs}
+    problem = find_problem(source, **settings)
     if problem is None:
-        ranges = split_ranges(plan.split, len(lengths))
+        ranges = split_ranges(settings["split"], len(lengths))
         assert all(sum(lengths[slice(*ranges[name])]) > length for name in needs)
         return
     for change in problem.changes:
-        assert find_problem(corpus, dataclasses.replace(plan, **change)) is None, (problem, change)
+        assert find_problem(source, **{**settings, **change}) is None, (problem, change)
     if not problem.changes:  # nothing but more text: each needed split wants two tokens of its own
-        shortest = dataclasses.replace(plan, sequence_length=1)
         for first in range(len(lengths) + 1):
             for second in range(first, len(lengths) + 1):
                 split = f"{first},{second - first},{len(lengths) - second}"
-                assert find_problem(corpus, dataclasses.replace(shortest, split=split))
+                assert find_problem(source, split, 1, needs)

@@ -1,18 +1,12 @@
 """Is a run over one or several sources possible, and what is the smallest change if not."""
 
 import dataclasses
-import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 
 from groundup.tokens.files.source import TokenSource
 from groundup.tokens.samples.blend import Interleaving
-from groundup.tokens.samples.plan import Plan, Problem, find_problem, samples_in, split_ranges
+from groundup.tokens.samples.plan import Change, Problem, find_problem, samples_in, split_ranges, tokens_in
 from groundup.tokens.samples.ramp import BatchSizes
-
-Change = dict[str, str | int | float]
-"""Dotted keys of a run's config and their new values."""
-
-_MOST_MENDS = 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,7 +15,7 @@ class SourcePlan:
 
     Attributes:
         key: Of its config, e.g. "data" or "data.sources.0".
-        corpus: Its documents.
+        source: Its documents.
         split: Shares of train, validation and test; "" where all of it belongs to one split.
         weight: Its share of the samples; None for proportional to its size.
         max_epochs: At most so many passes over it in training; 0 for any number.
@@ -29,7 +23,7 @@ class SourcePlan:
     """
 
     key: str
-    corpus: TokenSource
+    source: TokenSource
     split: str
     weight: float | None
     max_epochs: int
@@ -38,9 +32,8 @@ class SourcePlan:
     def num_tokens(self, name: str) -> int:
         """Tokens of a split."""
         if not self.split:
-            return len(self.corpus.tokens)
-        begin, end = split_ranges(self.split, self.corpus.num_documents)[name]
-        return self.corpus.token_begin(end) - self.corpus.token_begin(begin)
+            return len(self.source.tokens)
+        return tokens_in(self.source, split_ranges(self.split, self.source.num_documents)[name])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,66 +69,49 @@ class BlendPlan:
 
     def interleaving(self) -> Interleaving:
         """How the used sources take turns in training."""
-        weights = [
-            self.num_samples(source) if source.weight is None else source.weight for source in self.used
-        ]
+        weights = [self.num_samples(part) if part.weight is None else part.weight for part in self.used]
         return Interleaving(weights)
 
-    def changed(self, change: Mapping[str, str | int | float]) -> "BlendPlan":
-        """The plan with other settings."""
-        sources = list(self.sources)
-        settings = {}
+    def changed(self, change: Change) -> "BlendPlan":
+        """The plan with other settings, by their dotted keys."""
+        of_owner: dict[str, dict[str, str | int | float]] = {}
         for key, value in change.items():
             owner, _, name = key.rpartition(".")
-            if name in ("num_steps", "sequence_length"):
-                settings[name] = value
-            for number, source in enumerate(sources):
-                if owner == source.key and name in ("split", "max_epochs", "weight"):
-                    sources[number] = dataclasses.replace(source, **{name: value})  # type: ignore[arg-type]
-        return dataclasses.replace(self, sources=tuple(sources), **settings)  # type: ignore[arg-type]
+            of_owner.setdefault("" if name in ("num_steps", "sequence_length") else owner, {})[name] = value
+        sources = [dataclasses.replace(part, **of_owner.get(part.key, {})) for part in self.sources]  # type: ignore[arg-type]
+        return dataclasses.replace(self, sources=tuple(sources), **of_owner.get("", {}))  # type: ignore[arg-type]
 
 
-def find_mend(plan: BlendPlan, *, data_key: str = "data", num_steps_key: str = "num_steps") -> Problem | None:
-    """The first thing that makes a plan impossible, and the changes that each mend all of the plan.
+def find_mend(plan: BlendPlan) -> Problem | None:
+    """The first thing that makes a plan impossible, with the changes after which the plan is possible.
 
-    No changes: only more text mends it.
+    Where none of them alone makes it possible, those that mend the first thing.
     """
-
-    def completed(change: Change) -> Change | None:
-        """The change, and what else is then needed; None where that comes to no end."""
-        for _ in range(_MOST_MENDS):
-            further = _find_problem(plan.changed(change), data_key, num_steps_key)
-            if further is None:
-                return change
-            if not further.changes:
-                break
-            change = {**change, **further.changes[0]}
-        return None
-
-    problem = _find_problem(plan, data_key, num_steps_key)
+    problem = _find_problem(plan)
     if problem is None:
         return None
-    ways = [completed(change) for change in problem.changes]
-    return Problem(problem.what, tuple(way for way in ways if way))
+    enough = tuple(change for change in problem.changes if _find_problem(plan.changed(change)) is None)
+    return Problem(problem.what, enough or problem.changes, bool(enough))
 
 
-def _find_problem(plan: BlendPlan, data_key: str, num_steps_key: str) -> Problem | None:
+def _find_problem(plan: BlendPlan) -> Problem | None:
+    by_size = sorted(plan.used, key=lambda source: source.num_tokens("train"))
+    problem = _size_problem(plan, by_size[0], ["train"])
     own = {"validation": plan.validation, "test": plan.test}
-    shared = [name for name in ("validation", "test") if name in plan.needs and own[name] is None]
-    for source in plan.used:
-        problem = _size_problem(plan, source, ["train"], data_key)
-        if problem:
-            return problem
-    for name in shared:
-        if not any(samples_in(source.num_tokens(name), _least(plan, source)) for source in plan.used):
-            largest = max(plan.used, key=lambda source: source.num_tokens("train"))
-            return _size_problem(plan, largest, ["train", *shared], data_key)
-    for name, sources in own.items():
-        if sources is not None and name in plan.needs:
-            problem = _own_problem(plan, sources, name, data_key)
-            if problem:
-                return problem
-    return _epochs_problem(plan, num_steps_key)
+    for name in own:
+        if problem or name not in plan.needs:
+            continue
+        sources = own[name]
+        if sources is not None:
+            problem = _own_problem(plan, sources, name)
+        elif not _holds_sample(plan, plan.used, name):
+            shared = [name for name in plan.needs if own.get(name) is None]
+            problem = _size_problem(plan, by_size[-1], shared)
+    return problem or _epochs_problem(plan)
+
+
+def _holds_sample(plan: BlendPlan, sources: Sequence[SourcePlan], name: str) -> bool:
+    return any(samples_in(source.num_tokens(name), _least(plan, source)) for source in sources)
 
 
 def _least(plan: BlendPlan, source: SourcePlan) -> int:
@@ -143,16 +119,14 @@ def _least(plan: BlendPlan, source: SourcePlan) -> int:
     return 1 if source.packed_samples else plan.sequence_length
 
 
-def _size_problem(plan: BlendPlan, source: SourcePlan, needs: list[str], data_key: str) -> Problem | None:
-    if not source.split and samples_in(source.num_tokens("train"), _least(plan, source)):
+def _size_problem(plan: BlendPlan, source: SourcePlan, needs: list[str]) -> Problem | None:
+    least = _least(plan, source)
+    if not source.split and samples_in(source.num_tokens("train"), least):
         return None  # without asking for the number of documents, which may take reading them
-    problem = find_problem(
-        source.corpus,
-        Plan(split=source.split or "1", sequence_length=_least(plan, source), needs=needs),
-    )
+    problem = find_problem(source.source, source.split or "1", least, needs)
     if problem is None:
         return None
-    keys = {"split": f"{source.key}.split", "sequence_length": f"{data_key}.sequence_length"}
+    keys = {"split": f"{source.key}.split", "sequence_length": "data.sequence_length"}
     changes: list[Change] = [
         {keys[name]: value for name, value in change.items()}
         for change in problem.changes
@@ -164,41 +138,39 @@ def _size_problem(plan: BlendPlan, source: SourcePlan, needs: list[str], data_ke
     return Problem(where + problem.what, tuple(changes))
 
 
-def _own_problem(
-    plan: BlendPlan, sources: tuple[SourcePlan, ...], name: str, data_key: str
-) -> Problem | None:
+def _own_problem(plan: BlendPlan, sources: Sequence[SourcePlan], name: str) -> Problem | None:
+    if _holds_sample(plan, sources, name):
+        return None
     if not sources:
         return Problem(f"no source has files for {name}", ())
     most = max(source.num_tokens(name) for source in sources)
-    if any(samples_in(source.num_tokens(name), _least(plan, source)) for source in sources):
-        return None
     return Problem(
         f"the sources of {name} have at most {most:,} tokens, a sample needs {plan.sequence_length + 1:,}"
         " (sequence_length + 1)",
-        ({f"{data_key}.sequence_length": most - 1},) if most > 1 else (),
+        ({"data.sequence_length": most - 1},) if most > 1 else (),
     )
 
 
-def _epochs_problem(plan: BlendPlan, num_steps_key: str) -> Problem | None:
+def _epochs_problem(plan: BlendPlan) -> Problem | None:
     sources, interleaving = plan.used, plan.interleaving()
     there = [plan.num_samples(source) for source in sources]
-    limits = [
-        source.max_epochs * samples if source.max_epochs else 1 << 62
-        for source, samples in zip(sources, there, strict=True)
-    ]
     asked = plan.batch_sizes.after(plan.num_steps)
+    limits = [part.max_epochs * samples or asked for part, samples in zip(sources, there, strict=True)]
     counts = interleaving.counts(asked)
     over = [number for number, count in enumerate(counts) if count > limits[number]]
     if not over:
         return None
     worst = max(over, key=lambda number: counts[number] / limits[number])
-    source, count, samples = sources[worst], counts[worst], there[worst]
-    changes: list[Change] = [{f"{source.key}.max_epochs": -(-count // samples)}]
-    longest = plan.batch_sizes.steps_within(interleaving.longest([min(limit, 1 << 61) for limit in limits]))
-    if longest:
-        changes.append({num_steps_key: longest})
-    if len(sources) > 1 and source.weight is not None:
-        changes += _lighter(plan, source, limits[worst], asked)
+    source, count, samples, limit = sources[worst], counts[worst], there[worst], limits[worst]
+    changes: list[Change] = [
+        {f"{sources[number].key}.max_epochs": -(-counts[number] // there[number]) for number in over}
+    ]
+    if longest := plan.batch_sizes.steps_within(interleaving.longest(limits)):
+        changes.append({"num_steps": longest})
+    others = sum(other.weight or 0 for other in sources if other is not source)
+    if others and source.weight is not None:
+        weight = others * (limit - 1) / (asked - limit + 1)  # one less: a prefix may hold one above its share
+        changes.append({f"{source.key}.weight": float(f"{0.995 * weight:.3g}")})  # three digits, not more
     of_it = "" if len(sources) == 1 else f", of which {count:,} come from {source.key}, and these"
     return Problem(
         f"{plan.num_steps:,} steps of {plan.batch_sizes} samples{of_it} are {count / samples:.2f}"
@@ -206,21 +178,3 @@ def _epochs_problem(plan: BlendPlan, num_steps_key: str) -> Problem | None:
         f" more than max_epochs={source.max_epochs}",
         tuple(changes),
     )
-
-
-def _lighter(plan: BlendPlan, source: SourcePlan, limit: int, asked: int) -> list[Change]:
-    """A weight, in three digits, at which the source gives no more than its limit; none where none does."""
-    others = sum(other.weight or 0 for other in plan.used if other is not source)
-    if not others:
-        return []
-    weight = others * max(limit - 1, 0) / (asked - limit + 1)  # a prefix may hold one sample too many
-    if weight > 0:
-        scale = 10.0 ** (2 - math.floor(math.log10(weight)))
-        weight = math.floor(weight * scale) / scale
-    change: Change = {f"{source.key}.weight": weight}
-    lighter = plan.changed(change)
-    if weight:
-        number = [other.key for other in lighter.used].index(source.key)
-        if lighter.interleaving().counts(asked)[number] > limit:
-            return []
-    return [change]

@@ -16,7 +16,7 @@ from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.samples.data import DataConfig, SourceConfig
 from groundup.tokens.samples.dataset import Samples, TokenDataset
 from groundup.tokens.samples.packing import PackedDataset
-from groundup.tokens.samples.plan import SPLITS, samples_in, split_ranges
+from groundup.tokens.samples.plan import SPLITS, samples_in, split_ranges, tokens_in
 from groundup.tokens.samples.ramp import BatchSizes
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -191,7 +191,7 @@ def _samples(
 def _num_tokens(source: TokenSource, documents: tuple[int, int] | None) -> int:
     if documents is None:
         return len(source.tokens)
-    return source.token_begin(documents[1]) - source.token_begin(documents[0])
+    return tokens_in(source, documents)
 
 
 def _joined(name: str, parts: Sequence[Part]) -> Samples | None:
@@ -246,10 +246,11 @@ def require_plan(
     if problem is None:
         return
     ways = [" ".join(f"{key}={value}" for key, value in change.items()) for change in problem.changes]
+    fix = f"Set {', or '.join(ways)}." if ways else "Add more text: at least a few documents."
     raise DataError(
         problem.what,
         where=", ".join(part.source.name for part in splits.parts["train"]),
-        fix=f"Set {', or '.join(ways)}." if ways else "Add more text: at least a few documents.",
+        fix=fix if problem.enough else f"{fix} Then plan again: that alone is not enough.",
     )
 
 
@@ -258,7 +259,7 @@ def _source_plan(config: DataConfig, part: Part) -> SourcePlan:
     packed = config.packing == "best_fit" and part.samples is not None
     return SourcePlan(
         key=part.key,
-        corpus=part.source,
+        source=part.source,
         split=split_of(config, part.config) if part.documents is not None else "",
         weight=weight,
         max_epochs=part.config.max_epochs,
