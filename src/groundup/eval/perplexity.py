@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear
 
 from groundup.core.errors import DataError
+from groundup.core.vocabulary import require_token_ids
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
 from groundup.parallel.whereabouts import progress_continues
@@ -106,7 +107,9 @@ def perplexity(
     def batches() -> Iterator[Predictions]:
         for begin, rows, width in _batches(num_targets, length, batch_size):
             piece = np.asarray(tokens[begin : begin + rows * width + 1], dtype=np.int64)
-            _check_ids(piece, "position", begin, config.vocab_size)
+            require_token_ids(
+                piece, config.vocab_size, place=lambda at, first=begin: f"position {first + at}"
+            )
             yield predictions(np.array(sliding_window_view(piece, width + 1)[::width]))
 
     with evaluating(model), torch.no_grad():
@@ -143,10 +146,9 @@ def perplexity_of_samples(
     def batches() -> Iterator[Predictions]:
         for first in range(0, total, batch_size):
             count = min(batch_size, total - first)
-            batch = read_predictions(samples, first, count, ordered=True, mask_documents=mask_documents)
-            for ids in (batch.tokens_BT, batch.targets_BT):
-                _check_ids(ids, f"{samples.name}, sample", first, vocab_size)
-            yield batch
+            yield read_predictions(
+                samples, first, count, vocab_size=vocab_size, ordered=True, mask_documents=mask_documents
+            )
 
     return _evaluation(summed_loss, batches(), byte_lengths, None)
 
@@ -225,14 +227,3 @@ def summed_loss(model: Any, vocab_size: int, batch: Predictions) -> float:
         losses_C = cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=PADDING)
         total += losses_C.double().sum()
     return total.item()
-
-
-def _check_ids(tokens: npt.NDArray[np.int64], what: str, first: int, vocab_size: int) -> None:
-    wrong = np.argwhere(((tokens < 0) & (tokens != PADDING)) | (tokens >= vocab_size))
-    if wrong.size:
-        at = tuple(wrong[0])
-        raise DataError(
-            f"token {int(tokens[at])} at {what} {first + int(at[0]):,} is outside the model's vocabulary of"
-            f" {vocab_size:,} ids",
-            fix="Use data that was built with the model's tokenizer.",
-        )

@@ -9,11 +9,13 @@ import dataclasses
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from groundup.core.errors import CheckpointError, DataError
+from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sampler import Sampling, sample
 from groundup.models import ModelConfig
 from groundup.models.cache import KeyValueCache
@@ -206,13 +208,9 @@ class Engine:
                 f"the prompt has {len(prompt):,} tokens, the model's context holds {longest:,}",
                 fix=f"Cut the prompt to its last {longest:,} tokens or fewer.",
             )
-        for position, number in enumerate(prompt):
-            if not 0 <= number < self.config.vocab_size:
-                raise DataError(
-                    f"token {number} at position {position} of the prompt is outside the vocabulary of"
-                    f" {self.config.vocab_size:,} ids",
-                    fix="Use the model's own tokenizer.",
-                )
+        require_token_ids(
+            np.array(prompt), self.config.vocab_size, place=lambda at: f"position {at} of the prompt"
+        )
 
     @torch.no_grad()
     def _steps(

@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,18 +104,9 @@ def read_batch(
     Raises:
         DataError: A token id is outside the vocabulary, or there is nothing to predict.
     """
-    predictions = read_predictions(dataset, first_sample, count, mask_documents=mask_documents)
-    for shift, ids in ((0, predictions.tokens_BT), (1, predictions.targets_BT)):
-        wrong = (ids >= vocab_size) | ((ids < 0) & (ids != PADDING))
-        if wrong.any():
-            row, column = np.argwhere(wrong)[0]
-            raise DataError(
-                f"token {ids[row, column]} at position {column + shift} of sample {first_sample + row}"
-                f" is outside the model's vocabulary of {vocab_size:,} ids",
-                where=dataset.name,
-                fix="Name the tokenizer that the data was built with, or build the data again;"
-                " `groundup tokens verify` finds all such ids.",
-            )
+    predictions = read_predictions(
+        dataset, first_sample, count, vocab_size=vocab_size, mask_documents=mask_documents
+    )
     batch = from_predictions(predictions)
     if batch.num_targets == 0:
         raise DataError(

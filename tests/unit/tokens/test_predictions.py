@@ -1,9 +1,12 @@
 """What is predicted from what, documents joined and kept apart."""
 
 import numpy as np
+import pytest
 
-from groundup.tokens.samples.dataset import PADDING
-from groundup.tokens.samples.predictions import predictions
+from groundup.core.errors import DataError
+from groundup.tokens.samples.dataset import PADDING, TokenDataset
+from groundup.tokens.samples.predictions import predictions, read_predictions
+from tests.unit.tokens.sources import ArraySource
 
 P = PADDING
 WINDOWS = np.array([[10, 11, 12, 20, 21, 30], [40, 50, 51, 52, P, P]])
@@ -37,3 +40,12 @@ def test_the_last_token_of_a_window_may_be_padding_or_begin_a_document():
 
 def test_a_negative_token_of_a_file_stays_to_be_found():
     assert predictions(np.array([[5, -1, P]])).tokens_BT.tolist() == [[5, -1]]
+
+
+def test_a_token_outside_the_vocabulary_is_named_by_its_sample():
+    source = ArraySource(np.array([0, 1, 2, 3, 4, 9, 6]), [7])
+    samples = TokenDataset(source, None, sequence_length=2, seed=0, name="data (train)")
+    read_predictions(samples, 0, 3, vocab_size=10, ordered=True, mask_documents=False)
+    read_predictions(samples, 0, 2, vocab_size=9, ordered=True, mask_documents=False)
+    with pytest.raises(DataError, match=r"data \(train\): token 9 at position 1 of sample 2 is outside"):
+        read_predictions(samples, 1, 2, vocab_size=9, ordered=True, mask_documents=True)

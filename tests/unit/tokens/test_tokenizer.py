@@ -209,7 +209,7 @@ def test_merges_that_tiktoken_would_misread_go_through_the_library(
 
 
 def test_refuses_ids_outside_the_vocabulary(small_tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match="token id 291 is outside the vocabulary of 291 ids"):
+    with pytest.raises(DataError, match="token 291 is outside the vocabulary of 291 ids"):
         small_tokenizer.decode([291])
 
 

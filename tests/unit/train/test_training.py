@@ -191,7 +191,7 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path):
     tokens[200:202] = (5000).to_bytes(2, "little")
     bin_path(data).write_bytes(tokens)
     config = make_config(data, tmp_path / "run", "num_steps=400")  # more than one epoch: it must come
-    with pytest.raises(DataError, match=r"token 5000 at position \d+ of sample \d+ is outside the model's"):
+    with pytest.raises(DataError, match=r"token 5000 at position \d+ of sample \d+ is outside the vocab"):
         run(config)
 
 

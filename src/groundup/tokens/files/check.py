@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
+from groundup.core.vocabulary import require_token_ids
 from groundup.tokens.files.indexed import IndexedDataset, idx_path
 from groundup.tokens.files.source import TokenSource
 
@@ -56,29 +57,25 @@ def check_ids(source: TokenSource, vocab_size: int) -> None:
     with Progress(f"check the ids of {source.name}", len(tokens), "tokens") as progress:
         for first in range(0, len(tokens), _CHUNK):
             chunk = tokens[first : first + _CHUNK]
-            require_ids(source, first, chunk, vocab_size)
+            require_source_ids(source, first, chunk, vocab_size)
             progress.add(len(chunk))
 
 
-def require_ids(source: TokenSource, first: int, tokens: npt.NDArray[Any], vocab_size: int) -> None:
+def require_source_ids(source: TokenSource, first: int, tokens: npt.NDArray[Any], vocab_size: int) -> None:
     """Whether tokens of a source are ids of the vocabulary.
 
     Args:
         source: Where they are from.
         first: Place of the first of them among all tokens of the source.
-        tokens: Read from there on; at least one.
+        tokens: Read from there on.
         vocab_size: Number of ids.
 
     Raises:
         DataError: Names the first token that is not, its document and its position in it.
     """
-    if int(tokens.max()) < vocab_size and int(tokens.min()) >= 0:
-        return
-    at = first + int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
-    document = int(source.documents_at(at))
-    raise DataError(
-        f"token {int(tokens[at - first])} at position {at - source.token_begin(document)} of document"
-        f" {document} is outside the vocabulary of {vocab_size:,} ids",
-        where=source.name,
-        fix="Use the tokenizer that the data was built with.",
-    )
+
+    def place(index: int) -> str:
+        document = int(source.documents_at(first + index))
+        return f"position {first + index - source.token_begin(document)} of document {document}"
+
+    require_token_ids(tokens, vocab_size, place=place, where=source.name)

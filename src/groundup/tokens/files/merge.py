@@ -17,7 +17,7 @@ from groundup.core.files import require_free_space
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, fingerprint
 from groundup.core.progress import Progress
-from groundup.tokens.files.check import check_index, require_ids
+from groundup.tokens.files.check import check_index, require_source_ids
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
 from groundup.tokens.files.indexed_parts import IndexedParts
@@ -187,7 +187,7 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
             until = min(source.token_begin(begin) + _GROUP_TOKENS, len(source.tokens)) - 1
             end = int(source.documents_at(until)) + 1
             tokens = source.tokens[source.token_begin(begin) : source.token_begin(end)]
-            require_ids(source, source.token_begin(begin), tokens, vocab_size)
+            require_source_ids(source, source.token_begin(begin), tokens, vocab_size)
             writer.add(tokens, source.document_lengths(begin, end))
             progress.add(len(tokens))
             begin = end

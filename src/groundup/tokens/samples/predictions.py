@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from groundup.core.vocabulary import require_token_ids
 from groundup.tokens.samples.dataset import PADDING, Samples
 
 
@@ -31,7 +32,13 @@ class Predictions:
 
 
 def read_predictions(
-    samples: Samples, first_index: int, count: int, *, ordered: bool = False, mask_documents: bool
+    samples: Samples,
+    first_index: int,
+    count: int,
+    *,
+    vocab_size: int,
+    ordered: bool = False,
+    mask_documents: bool,
 ) -> Predictions:
     """The samples at the indices [first_index, first_index + count).
 
@@ -39,10 +46,21 @@ def read_predictions(
         samples: Where they come from.
         first_index: 0 or more.
         count: Number of samples.
+        vocab_size: Of the model.
         ordered: In file order instead of the seeded one.
         mask_documents: Keep documents apart: see ``predictions``.
+
+    Raises:
+        DataError: A token id is outside the vocabulary.
     """
     windows = samples.batch(first_index, count, ordered=ordered)
+    require_token_ids(
+        windows,
+        vocab_size,
+        place=lambda row, column: f"position {column} of sample {first_index + row}",
+        where=samples.name,
+        padding=PADDING,
+    )
     if not mask_documents:
         return predictions(windows)
     return predictions(windows, samples.document_starts(first_index, count, ordered=ordered))

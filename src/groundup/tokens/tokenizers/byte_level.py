@@ -16,9 +16,9 @@ import numpy.typing as npt
 import orjson
 import tiktoken
 
-from groundup.core.errors import DataError
 from groundup.core.files import atomic_write, write_json
 from groundup.core.manifest import fingerprint
+from groundup.core.vocabulary import not_in_vocabulary
 from groundup.tokens.tokenizers.merges import Merge
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -237,10 +237,7 @@ class ByteLevelTokenizer:
         """The bytes of text that an id stands for; none for a special token."""
         if 0 <= id < self.vocab_size:
             return self._bytes.get(id, b"")  # some vocabularies have gaps
-        raise DataError(
-            f"token id {id} is outside the vocabulary of {self.vocab_size:,} ids",
-            fix="Use the tokenizer that the ids were made with.",
-        )
+        raise not_in_vocabulary(id, self.vocab_size)
 
     def save(self, folder: Path) -> None:
         """Writes ``tokenizer.json``, ``tokenizer_config.json``, ``vocab.json`` and ``merges.txt``."""

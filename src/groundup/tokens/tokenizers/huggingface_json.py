@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from groundup.core.errors import DataError
 from groundup.core.manifest import fingerprint
+from groundup.core.vocabulary import not_in_vocabulary
 from groundup.tokens.tokenizers.byte_level import (
     GPT2_PATTERN,
     ByteLevelBpe,
@@ -178,10 +179,7 @@ class HuggingFaceTokenizer:
     def token_bytes(self, id: int) -> bytes:  # noqa: A002  # the protocol's name
         """The bytes of text that an id stands for; none for a special token."""
         if not 0 <= id < self.vocab_size:
-            raise DataError(
-                f"token id {id} is outside the vocabulary of {self.vocab_size:,} ids",
-                fix="Use the tokenizer that the ids were made with.",
-            )
+            raise not_in_vocabulary(id, self.vocab_size)
         written = self._tokenizer.id_to_token(id)
         if written is None or id in self._special_ids:  # some vocabularies have gaps
             return b""

@@ -14,6 +14,7 @@ from groundup.core.errors import DataError, MachineError
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
+from groundup.core.vocabulary import not_in_vocabulary
 from groundup.tokens.tokenizers.byte_level import whole_text, write_tokenizer
 from groundup.tokens.tokenizers.huggingface_json import document_fingerprint
 from groundup.tokens.tokenizers.sentencepiece_json import SPACE, obstacle, tokenizer_json
@@ -122,10 +123,7 @@ class SentencePieceTokenizer:
 
     def _piece(self, number: int) -> Piece:
         if not 0 <= number < self.vocab_size:
-            raise DataError(
-                f"token id {number} is outside the vocabulary of {self.vocab_size:,} ids",
-                fix="Use the tokenizer that the ids were made with.",
-            )
+            raise not_in_vocabulary(number, self.vocab_size)
         return self.model.pieces[number]
 
     def token_bytes(self, id: int) -> bytes:  # noqa: A002  # the protocol's name
