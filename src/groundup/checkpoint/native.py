@@ -15,6 +15,7 @@ from groundup.checkpoint.stored import StoredModel
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.core.files import fsync_dir
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 
@@ -47,12 +48,15 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         companions = companions.with_tokenizer_of(Companions())
     else:
         tokenizer = load_tokenizer(store.tokenizer_dir(folder))
-        if tokenizer.fingerprint != manifest.about["tokenizer"]:
-            raise CheckpointError(
-                f"its tokenizer is {tokenizer.fingerprint},"
-                f" the model was trained with {manifest.about['tokenizer']}",
-                where=folder,
-            )
+        require_same_tokenizer(
+            tokenizer.fingerprint,
+            manifest.about["tokenizer"],
+            where=folder,
+            what="holds",
+            other="the model was trained with",
+            fix="Its files are as they were saved: open it with the version of groundup that saved it.",
+            error=CheckpointError,
+        )
     return StoredModel(
         config=config,
         weights=Group(folder, "ema" if ema else "model").stored(),

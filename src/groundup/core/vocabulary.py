@@ -1,4 +1,4 @@
-"""What models and tokenizers must agree on: the padded size of a vocabulary, and which ids are in it."""
+"""What data, tokenizers and models must agree on: the vocabulary, its padded size, the ids in it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from groundup.core.errors import DataError
+from groundup.core.errors import DataError, GroundupError
 
 VOCAB_MULTIPLE = 128
 """Vocabularies are padded to a multiple of this, as Megatron-LM does, for the matrix units' sake."""
@@ -55,3 +55,31 @@ def not_in_vocabulary(number: int, vocab_size: int, *, place: str = "", where: o
         fix="Use the tokenizer that the ids were made with; `groundup tokens verify` finds all such ids of a"
         " data set.",
     )
+
+
+def require_same_tokenizer(
+    found: str,
+    expected: str,
+    *,
+    where: object,
+    what: str,
+    other: str,
+    fix: str,
+    error: type[GroundupError] = DataError,
+) -> None:
+    """Whether two things are of one tokenizer.
+
+    Args:
+        found: Fingerprint of the tokenizer of the one.
+        expected: Fingerprint of the tokenizer of the other.
+        where: The one, a file or folder.
+        what: The verb between it and its tokenizer, e.g. "was built with".
+        other: The other with its verb, e.g. "the model has".
+        fix: What to do.
+        error: Class of the refusal.
+
+    Raises:
+        GroundupError: They are not, of class ``error``.
+    """
+    if found != expected:
+        raise error(f"{what} the tokenizer {found}, {other} {expected}", where=where, fix=fix)

@@ -14,6 +14,7 @@ from groundup.checkpoint.stored import StoredModel, parameters_on_meta
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models.initialise import initialise
 from groundup.parallel.materialise import place
 from groundup.parallel.team import Team
@@ -84,14 +85,16 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, 
 
 
 def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
-    if stored.tokenizer.fingerprint != tokenizer.fingerprint:
-        source = shlex.quote(str(stored.source))
-        raise ConfigError(
-            f"the data was tokenized with {tokenizer.fingerprint}, the model's tokenizer is"
-            f" {stored.tokenizer.fingerprint}",
-            where=stored.source,
-            fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {source}",
-        )
+    source = shlex.quote(str(stored.source))
+    require_same_tokenizer(
+        stored.tokenizer.fingerprint,
+        tokenizer.fingerprint,
+        where=stored.source,
+        what="has",
+        other="the data was built with",
+        fix=f"Build the data with the model's: groundup tokens build ... --tokenizer {source}",
+        error=ConfigError,
+    )
     if stored.tokenizer.end_of_document_id != tokenizer.end_of_document_id:
         logger.warning(
             "the documents of the data end with id %d, the model's tokenizer in %s ends a text with %d:"

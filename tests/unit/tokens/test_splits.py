@@ -6,10 +6,12 @@ import pytest
 from groundup.core.config import resolve
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.files.indexed_writer import IndexedWriter
+from groundup.tokens.files.provenance import write_manifest
 from groundup.tokens.samples.data import DataConfig, SourceConfig
 from groundup.tokens.samples.dataset import TokenDataset
 from groundup.tokens.samples.ramp import BatchSizes
-from groundup.tokens.samples.splits import open_splits, require_plan
+from groundup.tokens.samples.splits import open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 
 
 def _write(prefix: Path, num_documents: int, length: int = 10, first: int = 0) -> Path:
@@ -195,6 +197,21 @@ def test_the_fingerprint_tells_blends_apart(tmp_path: Path) -> None:
     for file in ("a.bin", "a.idx"):
         (moved / file).write_bytes((tmp_path / file).read_bytes())
     assert fingerprint(moved / "a", b, 1) == prints[0]
+
+
+def test_sources_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
+    paths, tokenizers = [], []
+    for number, name in enumerate(("a", "b")):
+        paths.append(_write(tmp_path / name, 10))
+        tokenizers.append(train_tokenizer(["the cat the dog"], vocab_size=257 + number))
+        write_manifest(paths[-1], tokenizers[-1], inputs={}, counts={}, about={})
+    prints = [tokenizer.fingerprint for tokenizer in tokenizers]
+    config = DataConfig(sources={path.name: SourceConfig(path=path) for path in paths})
+    with pytest.raises(DataError, match=f"b: was built with the tokenizer {prints[1]}, .*a with {prints[0]}"):
+        tokenizer_of_data(config)
+    assert tokenizer_of_data(DataConfig(path=paths[1])).fingerprint == prints[1]
+    with pytest.raises(DataError, match=f"a_tokenizer: holds .* {prints[0]}, b was built with {prints[1]}"):
+        tokenizer_of_data(DataConfig(path=paths[1], tokenizer=tmp_path / "a_tokenizer"))
 
 
 def test_one_source_is_a_plain_dataset(prefix: Path) -> None:

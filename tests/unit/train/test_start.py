@@ -131,6 +131,15 @@ def test_another_end_of_documents_is_told(caplog):
     assert "the data end with id 298, the model's tokenizer in tiny ends a text with 299" in caplog.text
 
 
+def test_a_checkpoint_whose_tokenizer_reads_as_another_is_refused(trained, monkeypatch):
+    checkpoint = trained / "run/checkpoints/step_0000006"
+    own, other = open_model(checkpoint, device="cpu").tokenizer, tiny_model("gpt2").tokenizer
+    monkeypatch.setattr("groundup.checkpoint.native.load_tokenizer", lambda folder: other)
+    says = f"holds the tokenizer {other.fingerprint}, the model was trained with {own.fingerprint}"
+    with pytest.raises(CheckpointError, match=says):
+        open_model(checkpoint, device="cpu")
+
+
 def test_the_model_is_taken_from_the_folder_unless_the_config_says_more(trained, tmp_path):
     hf = trained / "hf"
     words = (
@@ -160,6 +169,7 @@ def test_what_cannot_be_begun_with_is_refused(data, trained, tmp_path):
     refused(CheckpointError, "groundup convert", tmp_path / "megatron")
     write_huggingface(tiny_model("gpt2"), tmp_path / "other-tokenizer")
     model = ("model.num_heads=4", "model.ffn_size=48", "model.max_sequence_length=64")
-    refused(ConfigError, "tokens build", tmp_path / "other-tokenizer", *model)
+    says = r"has the tokenizer \w+, the data was built with \w+\. .* tokens build"
+    refused(ConfigError, says, tmp_path / "other-tokenizer", *model)
     with pytest.raises(ConfigError, match=re.escape("start.state goes with start.path")):
         make_config(data, tmp_path / "x", "start.state=true")

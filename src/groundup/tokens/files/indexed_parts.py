@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import DataError
-from groundup.core.manifest import Manifest, fingerprint
+from groundup.core.manifest import fingerprint
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.tokens.files.chain import ChainedTokens, keep_some_open
 from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.files.manifests import manifest_path
+from groundup.tokens.files.manifests import recorded_tokenizer
 
 
 class IndexedParts:
@@ -110,15 +111,14 @@ def require_same_kind(prefixes: Sequence[Path], dtypes: dict[np.dtype[Any], Path
             where=second,
             fix="Keep them apart, or build them again with one tokenizer.",
         )
-    known: dict[str, Path] = {}
-    for prefix in prefixes:
-        if manifest_path(prefix).is_file():
-            about = Manifest.read(manifest_path(prefix), "tokens").about
-            known.setdefault(about["tokenizer"]["fingerprint"], prefix)
-    if len(known) > 1:
-        (mark, first), (mark_of_second, second) = list(known.items())[:2]
-        raise DataError(
-            f"was built with the tokenizer {mark_of_second}, {first} with {mark}",
-            where=second,
+    known = [(prefix, mark) for prefix in prefixes if (mark := recorded_tokenizer(prefix))]
+    for prefix, mark in known[1:]:
+        first, expected = known[0]
+        require_same_tokenizer(
+            mark,
+            expected,
+            where=prefix,
+            what="was built with",
+            other=f"{first} with",
             fix="Keep them apart, or build them again with one tokenizer.",
         )

@@ -7,7 +7,7 @@ from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, damage
 from groundup.core.progress import Progress
-from groundup.core.vocabulary import padded_vocab_size
+from groundup.core.vocabulary import padded_vocab_size, require_same_tokenizer
 from groundup.tokens.files.indexed import bin_path, idx_path, strip_ending
 from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_tokenizer
 
@@ -47,14 +47,21 @@ def tokenizer_of(path: Path, named: Path | None = None) -> Tokenizer:
             fix="Put its folder there, or name it: --tokenizer, in a run data.tokenizer.",
         )
     tokenizer = load_tokenizer(folder)
-    if tokenizer.fingerprint != recorded["fingerprint"]:
-        raise DataError(
-            f"the tokenizer there is {tokenizer.fingerprint}, {prefix.name} was built with"
-            f" {recorded['fingerprint']}",
-            where=folder,
-            fix="Put the right tokenizer there, or build the data again with `groundup tokens build`.",
-        )
+    require_same_tokenizer(
+        tokenizer.fingerprint,
+        recorded["fingerprint"],
+        where=folder,
+        what="holds",
+        other=f"{prefix.name} was built with",
+        fix="Put the right tokenizer there, or build the data again with `groundup tokens build`.",
+    )
     return tokenizer
+
+
+def recorded_tokenizer(prefix: Path) -> str | None:
+    """Fingerprint of the tokenizer that a dataset was built with; None without a manifest."""
+    where = manifest_path(prefix)
+    return Manifest.read(where, "tokens").about["tokenizer"]["fingerprint"] if where.is_file() else None
 
 
 def complete_manifest(prefix: Path) -> Manifest | None:

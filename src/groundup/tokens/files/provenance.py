@@ -4,10 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from groundup.core.errors import DataError
 from groundup.core.manifest import Manifest, describe_files, fingerprint
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.files.manifests import describe_tokenizer, manifest_path, tokenizer_of
+from groundup.tokens.files.manifests import (
+    describe_tokenizer,
+    manifest_path,
+    recorded_tokenizer,
+    tokenizer_of,
+)
 from groundup.tokens.files.origins import origins_path
 from groundup.tokens.tokenizer import Tokenizer
 
@@ -86,17 +91,18 @@ def common_tokenizer(prefixes: Sequence[Path], named: Tokenizer | None) -> Token
     Raises:
         DataError: The one that was named is not that of a manifest.
     """
-    described = [part for part in prefixes if manifest_path(part).is_file()]
+    described = [(part, mark) for part in prefixes if (mark := recorded_tokenizer(part))]
     if named is None:
         return tokenizer_of(prefixes[0]) if len(described) == len(prefixes) else None
-    for part in described:
-        recorded = Manifest.read(manifest_path(part), "tokens").about["tokenizer"]["fingerprint"]
-        if recorded != named.fingerprint:
-            raise DataError(
-                f"was built with the tokenizer {recorded}, the one named is {named.fingerprint}",
-                where=part,
-                fix="Leave --tokenizer out, or name the right one.",
-            )
+    for part, recorded in described:
+        require_same_tokenizer(
+            recorded,
+            named.fingerprint,
+            where=part,
+            what="was built with",
+            other="the one named is",
+            fix="Leave --tokenizer out, or name the right one.",
+        )
     return named
 
 

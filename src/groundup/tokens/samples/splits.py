@@ -7,6 +7,7 @@ from pathlib import Path
 from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.manifests import tokenizer_of
 from groundup.tokens.files.shards import open_shards, open_source, shards_by_split, token_files
@@ -278,10 +279,12 @@ def tokenizer_of_data(config: DataConfig) -> Tokenizer:
     tokenizer = tokenizer_of(first, config.tokenizer)
     for other in others:
         theirs = tokenizer_of(other, config.tokenizer)
-        if theirs.fingerprint != tokenizer.fingerprint:
-            raise DataError(
-                f"was built with the tokenizer {theirs.fingerprint}, {first} with {tokenizer.fingerprint}",
-                where=other,
-                fix="Build one of them again with the other's tokenizer.",
-            )
+        require_same_tokenizer(
+            theirs.fingerprint,
+            tokenizer.fingerprint,
+            where=other,
+            what="was built with",
+            other=f"{first} with",
+            fix="Build one of them again with the other's tokenizer.",
+        )
     return tokenizer
