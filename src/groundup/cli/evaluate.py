@@ -51,10 +51,12 @@ def evaluate(
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
             Megatron-LM.
-        data: A prefix of .bin and .idx files, or texts: files, folders, globs (.txt, .jsonl, .gz, .zst).
+        data: Token files, as `groundup train` takes them: a prefix of .bin and .idx, a shard, a folder or
+            quoted glob of these. Or texts: files, folders, globs (.txt, .jsonl, .gz, .zst).
         tasks: What to measure.
-        split_name: Which split of a prefix; by default all of it.
-        split: Shares of train, validation and test over its documents; by default those of the run.
+        split_name: Which split of token files; by default all of them.
+        split: Shares of train, validation and test over their documents, unless the names of
+            the files tell their split; by default those of the run.
         key: The JSON field that holds the text; by default "text".
         sequence_length: Tokens of a window; 0 (the default): the model's context.
         batch_size: Windows or passages at a time; changes speed and memory, not the result.

@@ -1,4 +1,4 @@
-"""The tokens that a model is measured on: a split of a tokenized dataset, or texts tokenized on the fly."""
+"""The tokens that a model is measured on: a split of token files, or texts tokenized on the fly."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +8,14 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.manifest import Manifest
+from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read import read_documents
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, strip_ending
-from groundup.tokens.files.manifests import manifest_path
-from groundup.tokens.samples.plan import split_ranges
+from groundup.tokens.files.manifests import recorded_tokenizer
+from groundup.tokens.files.shards import names_token_files, open_source, token_files
+from groundup.tokens.files.source import Tokens
+from groundup.tokens.samples.data import DataConfig
+from groundup.tokens.samples.splits import open_splits
 from groundup.tokens.tokenizer import Tokenizer
 
 SplitName = Literal["train", "validation", "test", "all"]
@@ -27,13 +29,14 @@ def open_tokens(
     split_name: SplitName = "all",
     text_key: str = "text",
     bad_records: BadRecordPolicy | None = None,
-) -> npt.NDArray[Any]:
+) -> Tokens:
     """All tokens of the data, one document behind the other.
 
     Args:
-        data: One prefix of ``.bin`` and ``.idx`` files, or texts: files, folders and globs.
+        data: One path of token files, as a run takes it, or texts: files, folders and globs.
         tokenizer: The model's.
-        split: Shares of train, validation and test over the documents of a prefix.
+        split: Shares of train, validation and test over the documents of token files, unless their names
+            tell their split.
         split_name: Which of them; texts have no splits.
         text_key: The JSON field that holds the text.
         bad_records: What to do with records that cannot be read; by default they are left out and counted.
@@ -42,41 +45,50 @@ def open_tokens(
         ConfigError: A split is asked of texts.
         DataError: Nothing is there, it is malformed or empty, or was built with another tokenizer.
     """
-    if len(data) == 1 and _is_dataset(data[0]):
-        return _open_dataset(data[0], tokenizer, split, split_name)
+    datasets = [path for path in data if names_token_files(path)]
+    if datasets and len(data) > 1:
+        raise DataError(
+            "are token files, of which one path is taken, and nothing besides",
+            where=", ".join(map(str, datasets)),
+            fix="Name those of one folder by a quoted glob, e.g. 'folder/*.npy'.",
+        )
+    if datasets:
+        return _open_dataset(datasets[0], tokenizer, split, split_name)
     if split_name != "all":
         raise ConfigError(
             f"texts have no {split_name} split",
             where="--split-name",
-            fix="Leave it out, or name a prefix of .bin and .idx files.",
+            fix="Leave it out, or name token files.",
         )
     return _tokenize(data, tokenizer, text_key, bad_records or BadRecordPolicy())
 
 
-def _is_dataset(path: Path) -> bool:
-    prefix = strip_ending(path)
-    return path.suffix in (".bin", ".idx") or idx_path(prefix).is_file() or bin_path(prefix).is_file()
-
-
-def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: SplitName) -> npt.NDArray[Any]:
-    indexed = IndexedDataset(path)
-    described = manifest_path(indexed.prefix)
-    if described.is_file():
-        recorded = Manifest.read(described, "tokens").about["tokenizer"]["fingerprint"]
-        if recorded != tokenizer.fingerprint:
-            raise DataError(
-                f"was built with the tokenizer {recorded}, the model has {tokenizer.fingerprint}",
-                where=indexed.prefix,
+def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: SplitName) -> Tokens:
+    for file in token_files(path):
+        if recorded := recorded_tokenizer(file):
+            require_same_tokenizer(
+                recorded,
+                tokenizer.fingerprint,
+                where=file,
+                what="was built with",
+                other="the model has",
                 fix="Build it again with the model's tokenizer, or name the texts themselves.",
             )
-    tokens = indexed.tokens
+    tokens = open_source(path).tokens
     if split_name != "all":
-        begin, end = split_ranges(split, indexed.num_sequences)[split_name]
-        tokens = tokens[indexed.token_begin(begin) : indexed.token_begin(end)]
+        config = DataConfig(path=path, split=split, opening_id=tokenizer.end_of_document_id)
+        parts = open_splits(config, seed=0).parts[split_name]
+        if not parts:
+            raise DataError(
+                f"none of its files is named as one of {split_name}",
+                where=path,
+                fix="Choose another split, or name the files themselves by a quoted glob.",
+            )
+        tokens = parts[0].tokens
     if len(tokens) < 2:
         raise DataError(
             f"its {split_name} split ({split}) has {len(tokens)} tokens; predicting needs at least two",
-            where=indexed.prefix,
+            where=path,
             fix="Choose another split, or add text.",
         )
     return tokens

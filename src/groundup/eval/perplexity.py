@@ -21,6 +21,7 @@ from groundup.core.vocabulary import require_token_ids
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
 from groundup.parallel.whereabouts import progress_continues
+from groundup.tokens.files.source import Tokens
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions
 from groundup.tokens.tokenizer import Tokenizer
@@ -66,7 +67,7 @@ class Evaluation:
 def perplexity(
     model: nn.Module,
     config: ModelConfig,
-    tokens: npt.NDArray[Any],
+    tokens: Tokens,
     *,
     byte_lengths: npt.NDArray[np.int64] | None = None,
     sequence_length: int = 0,
@@ -182,7 +183,7 @@ def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
     return np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)], dtype=np.int64)
 
 
-def unigram_entropy(tokens: npt.NDArray[Any]) -> float:
+def unigram_entropy(tokens: Tokens) -> float:
     """Entropy of the tokens' frequencies in nats a token: the loss of a model that only knows these.
 
     Raises:

@@ -13,6 +13,7 @@ from groundup.eval import perplexity as module
 from groundup.eval.data import open_tokens
 from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths, unigram_entropy
 from groundup.tokens.build import build_tokens
+from groundup.tokens.files.indexed_writer import IndexedWriter
 from tests.instances import MODELS
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -121,17 +122,17 @@ def test_texts_and_datasets_give_the_same_tokens(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer()
     source = tmp_path / "texts.jsonl"
     source.write_text("".join(f'{{"text": "the text of number {i}"}}\n' for i in range(10)) + "broken\n")
-    on_the_fly = open_tokens([source], tokenizer)
+    on_the_fly = open_tokens([source], tokenizer)[:]
     expected = []
     for i in range(10):
         expected += [*tokenizer.encode(f"the text of number {i}"), tokenizer.end_of_document_id]
     assert on_the_fly.tolist() == expected
     report = build_tokens([source], tmp_path / "built", tokenizer, workers=1)
     prefix = report.prefixes["text"]
-    assert open_tokens([prefix], tokenizer).tolist() == expected
-    assert open_tokens([prefix.with_name(prefix.name + ".bin")], tokenizer).tolist() == expected
+    assert open_tokens([prefix], tokenizer)[:].tolist() == expected
+    assert open_tokens([prefix.with_name(prefix.name + ".bin")], tokenizer)[:].tolist() == expected
     parts = [
-        open_tokens([prefix], tokenizer, split="80,10,10", split_name=name).tolist()
+        open_tokens([prefix], tokenizer, split="80,10,10", split_name=name)[:].tolist()
         for name in ("train", "validation", "test")
     ]
     assert [*parts[0], *parts[1], *parts[2]] == expected
@@ -141,8 +142,48 @@ def test_texts_and_datasets_give_the_same_tokens(tmp_path: Path) -> None:
         open_tokens([prefix], tokenizer, split="100,0,0", split_name="test")
     with pytest.raises(ConfigError, match="texts have no test split"):
         open_tokens([source], tokenizer, split_name="test")
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="no such token files"):
         open_tokens([tmp_path / "absent.bin"], tokenizer)
+
+
+def test_takes_what_a_run_takes(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    end = tokenizer.end_of_document_id
+    documents = [[end, *range(n, n + 5)] for n in range(30)]
+    stream = [token for document in documents for token in document]
+
+    def take(*names: str, **options: Any) -> list[int]:
+        tokens = open_tokens([tmp_path / name for name in names], tokenizer, **options)
+        assert len(tokens) == len(tokens[:])
+        assert tokens[3:9].tolist() == tokens[:].tolist()[3:9]
+        return tokens[:].tolist()
+
+    (tmp_path / "shards").mkdir()
+    for number, begin in enumerate((0, 50, 100, 150)):  # documents go on in the next shard
+        np.save(tmp_path / "shards" / f"s_{number}.npy", np.array(stream[begin : begin + 50], np.uint16))
+    assert take("shards") == take("shards/*.npy") == stream
+    assert take("shards/s_1.npy") == stream[50:100]
+    splits = [take("shards", split="20,9,1", split_name=name) for name in ("train", "validation", "test")]
+    assert [len(split) for split in splits] == [120, 54, 6]
+    assert [*splits[0], *splits[1], *splits[2]] == stream
+
+    (tmp_path / "named").mkdir()
+    for name, at in (("train_0", 0), ("train_1", 60), ("val_0", 120)):
+        np.save(tmp_path / "named" / f"x_{name}.npy", np.array(stream[at : at + 60], np.uint16))
+    assert take("named") == stream
+    assert take("named", split_name="train") == stream[:120]
+    assert take("named", split_name="validation") == stream[120:]
+    with pytest.raises(DataError, match="named: none of its files is named as one of test"):
+        take("named", split_name="test")
+
+    (tmp_path / "parts").mkdir()
+    for number in range(3):
+        with IndexedWriter(tmp_path / "parts" / f"part_{number}", vocab_size=300) as writer:
+            writer.add(np.array(stream[60 * number : 60 * number + 60]), np.full(10, 6))
+    assert take("parts") == stream
+    assert take("parts", split="20,9,1", split_name="validation") == splits[1]
+    with pytest.raises(DataError, match="of which one path is taken"):
+        take("parts/part_0", "parts/part_1")
 
 
 def test_data_of_another_tokenizer_is_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from groundup.core.config import config
 from groundup.core.progress import Progress
 from groundup.eval.data import SplitName, open_tokens
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
+from groundup.tokens.files.source import TokenRange
 
 
 @config
@@ -18,8 +19,8 @@ class PerplexityTask:
     """Predicts every token but the first, in windows that do not overlap.
 
     Attributes:
-        split_name: Which split of a dataset; texts have only "all".
-        split: Shares of train, validation and test over its documents.
+        split_name: Which split of token files; texts have only "all".
+        split: Shares of train, validation and test over their documents.
         text_key: The JSON field that holds the text.
         sequence_length: Tokens of a window; 0 for the model's context.
         batch_size: Windows at a time; changes no result.
@@ -60,7 +61,7 @@ class PerplexityTask:
             "loss": evaluation.loss,
             "perplexity": evaluation.perplexity,
             "bits_per_byte": evaluation.bits_per_byte,
-            "unigram_entropy": unigram_entropy(tokens[1 : evaluation.num_tokens + 1]),
+            "unigram_entropy": unigram_entropy(TokenRange(tokens, 1, evaluation.num_tokens + 1)),
             "tokens": evaluation.num_tokens,
             "bytes": evaluation.num_bytes,
         }

@@ -65,6 +65,16 @@ def open_shards(
     return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else IndexedParts(prefixes, name=name)
 
 
+def names_token_files(path: Path) -> bool:
+    """Whether a path means token files: by its ending, or because some are there."""
+    if path.suffix in _ENDINGS:
+        return True
+    try:
+        return bool(token_files(path))
+    except DataError:
+        return False
+
+
 def shards_by_split(path: Path) -> dict[str, list[Path]]:
     """The token files of a path, divided into splits as their names tell.
 

@@ -1,5 +1,6 @@
 """What a tokenized dataset is to those who train on it, whatever files it lies in."""
 
+import dataclasses
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,22 @@ class Tokens(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, where: slice) -> npt.NDArray[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenRange:
+    """The tokens [begin, end) of others, which are read only where it is sliced."""
+
+    tokens: Tokens
+    begin: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def __getitem__(self, where: slice) -> npt.NDArray[Any]:
+        first, last, step = where.indices(len(self))
+        return self.tokens[self.begin + first : self.begin + max(first, last) : step]
 
 
 class TokenSource(Protocol):

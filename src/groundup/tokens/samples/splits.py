@@ -11,7 +11,7 @@ from groundup.core.vocabulary import require_same_tokenizer
 from groundup.tokens.files.flat_shards import FlatShards
 from groundup.tokens.files.manifests import tokenizer_of
 from groundup.tokens.files.shards import open_shards, open_source, shards_by_split, token_files
-from groundup.tokens.files.source import TokenSource
+from groundup.tokens.files.source import TokenRange, TokenSource
 from groundup.tokens.samples.blend import BlendedDataset
 from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.samples.data import DataConfig, SourceConfig
@@ -47,9 +47,19 @@ class Part:
         return end - begin
 
     @property
+    def tokens(self) -> TokenRange:
+        """Those of its documents, in file order."""
+        begin, end = (
+            (0, len(self.source.tokens))
+            if self.documents is None
+            else map(self.source.token_begin, self.documents)
+        )
+        return TokenRange(self.source.tokens, begin, end)
+
+    @property
     def num_tokens(self) -> int:
         """Tokens of its documents."""
-        return _num_tokens(self.source, self.documents)
+        return len(self.tokens)
 
     @property
     def weight(self) -> float:
@@ -171,12 +181,12 @@ def _samples(
     megatron_samples: int,
 ) -> Samples | None:
     """The samples of some documents; None where there is not a whole one."""
-    num_tokens = _num_tokens(source, documents)
     if config.packing == "best_fit":
         first, last = documents or (0, source.num_documents)
         if int(source.document_lengths(first, last).max(initial=0)) < 2:
             return None
         return PackedDataset(source, documents, sequence_length=config.sequence_length, seed=seed, name=name)
+    num_tokens = len(source.tokens) if documents is None else tokens_in(source, documents)
     if not samples_in(num_tokens, config.sequence_length):
         return None
     return TokenDataset(
@@ -187,12 +197,6 @@ def _samples(
         name=name,
         megatron_samples=megatron_samples,
     )
-
-
-def _num_tokens(source: TokenSource, documents: tuple[int, int] | None) -> int:
-    if documents is None:
-        return len(source.tokens)
-    return tokens_in(source, documents)
 
 
 def _joined(name: str, parts: Sequence[Part]) -> Samples | None:
