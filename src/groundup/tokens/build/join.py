@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,11 @@ from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.tokens.build.part_files import PieceNames
 from groundup.tokens.build.parts import Part
 from groundup.tokens.files.indexed import bin_path, idx_path
-from groundup.tokens.files.indexed_format import index_header
+from groundup.tokens.files.indexed_writer import write_index
 from groundup.tokens.files.origins import join_origins, origins_path
 
 COMMAND = "groundup tokens build"
 """Has the flags for bad records."""
-_CHUNK_BYTES = 1 << 20
 _INDEX_BYTES = 20  # of a sequence in .idx
 _ORIGIN_BYTES = 16
 
@@ -100,17 +99,12 @@ class FinishedParts:
 
     def write(self, key: int, prefix: Path, dtype: npt.DTypeLike) -> None:
         """Writes a key's files. Each appears whole; the index is the last, and none is there before."""
-        itemsize = np.dtype(dtype).itemsize
-        documents = self.counts(key)["documents"]
         ends = (bin_path(prefix), origins_path(prefix), idx_path(prefix))
         with _temporary(ends[0]) as tokens, _temporary(ends[1]) as origins, _temporary(ends[2]) as index:
             self._place_tokens(key, tokens)
             self._place_origins(key, origins)
-            with index.open("wb", buffering=_CHUNK_BYTES) as file:
-                file.write(index_header(np.dtype(dtype), documents, documents + 1))
-                self._write_index(key, file, itemsize, documents)
-                file.flush()
-                os.fsync(file.fileno())
+            lengths = [self._folder / names.lengths[key] for names in self._names]
+            write_index(index, np.dtype(dtype), lengths)
             ends[2].unlink(missing_ok=True)  # never an old index beside new tokens
             for temporary, end in zip((tokens, origins, index), ends, strict=True):
                 temporary.replace(end)
@@ -130,21 +124,6 @@ class FinishedParts:
         if len(pieces) == 1 and _linked(pieces[0], path):
             return
         join_origins(list(zip(pieces, self._shifts, strict=True)), path)
-
-    def _write_index(self, key: int, file: IO[bytes], itemsize: int, documents: int) -> None:
-        """The arrays of ``.idx``: lengths, byte offsets, document ends."""
-        pieces = [self._folder / names.lengths[key] for names in self._names]
-        for piece in pieces:
-            append_range(file, piece)
-        begin = 0
-        for piece in pieces:
-            for lengths in _chunks(piece):
-                sizes = lengths.astype("<i8") * itemsize
-                file.write((begin + np.cumsum(sizes) - sizes).astype("<i8", copy=False).data)
-                begin += int(sizes.sum())
-        step = _CHUNK_BYTES // 8
-        for first in range(0, documents + 1, step):
-            file.write(np.arange(first, min(first + step, documents + 1), dtype="<i8").data)
 
 
 def shifted(where: str, shift: int) -> str:
@@ -182,9 +161,3 @@ def _linked(piece: Path, path: Path) -> bool:
     except OSError:
         return False
     return True
-
-
-def _chunks(path: Path) -> Iterator[npt.NDArray[np.int32]]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield np.frombuffer(chunk, dtype="<i4")

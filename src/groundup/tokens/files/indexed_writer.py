@@ -1,9 +1,8 @@
 """Writing ``.bin`` and ``.idx``, byte for byte as Megatron-LM does."""
 
 import os
-import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -19,6 +18,7 @@ from groundup.tokens.files.indexed_format import dtype_code, index_header
 
 _CHUNK = 1 << 20
 _COPY_BYTES = 1 << 26
+_INDEX_CHUNK = 1 << 17
 
 
 class IndexedWriter:
@@ -53,7 +53,7 @@ class IndexedWriter:
 
     def __enter__(self) -> "IndexedWriter":
         for part in ("tokens", "lengths", "ends"):
-            self._files[part] = self._temporary[part].open("w+b", buffering=_CHUNK)
+            self._files[part] = self._temporary[part].open("wb", buffering=_CHUNK)
         self._files["ends"].write(struct.pack("<q", 0))
         return self
 
@@ -116,27 +116,45 @@ class IndexedWriter:
     def _finish(self) -> None:
         for file in self._files.values():
             file.flush()
-        with self._temporary["index"].open("wb", buffering=_CHUNK) as index:
-            index.write(index_header(self.dtype, self.num_sequences, self.num_documents + 1))
-            self._append("lengths", index)
-            self._write_offsets(index)
-            self._append("ends", index)
-            index.flush()
-            os.fsync(index.fileno())
+        write_index(
+            self._temporary["index"], self.dtype, [self._temporary["lengths"]], self._temporary["ends"]
+        )
         os.fsync(self._files["tokens"].fileno())
         idx_path(self.prefix).unlink(missing_ok=True)  # never an old index beside new tokens
         self._temporary["tokens"].replace(bin_path(self.prefix))
         self._temporary["index"].replace(idx_path(self.prefix))
         fsync_dir(self.prefix.parent)
 
-    def _append(self, part: str, index: IO[bytes]) -> None:
-        self._files[part].seek(0)
-        shutil.copyfileobj(self._files[part], index, _CHUNK)
 
-    def _write_offsets(self, index: IO[bytes]) -> None:
-        self._files["lengths"].seek(0)
+def write_index(
+    path: Path, dtype: np.dtype[Any], lengths: Sequence[Path], document_ends: Path | None = None
+) -> None:
+    """Writes an ``.idx`` out of files of bare arrays, in memory that does not grow with them.
+
+    Args:
+        path: The file to write.
+        dtype: Of the tokens.
+        lengths: Files of int32: tokens of each sequence, in the order of the files.
+        document_ends: File of int64: 0, then the sequences before each document's end; None where each
+            sequence is a document.
+    """
+    num_sequences = sum(file.stat().st_size for file in lengths) // 4
+    num_ends = document_ends.stat().st_size // 8 if document_ends else num_sequences + 1
+    with path.open("wb", buffering=_CHUNK) as index:
+        index.write(index_header(dtype, num_sequences, num_ends))
+        for file in lengths:
+            append_range(index, file)
         begin = 0
-        while chunk := self._files["lengths"].read(4 * _CHUNK):
-            sizes = np.frombuffer(chunk, dtype="<i4").astype("<i8") * self.dtype.itemsize
-            index.write((begin + np.cumsum(sizes) - sizes).astype("<i8").data)
-            begin += int(sizes.sum())
+        for file in lengths:
+            with file.open("rb") as numbers:
+                while chunk := numbers.read(4 * _INDEX_CHUNK):
+                    sizes = np.frombuffer(chunk, dtype="<i4").astype("<i8") * dtype.itemsize
+                    index.write((begin + np.cumsum(sizes) - sizes).astype("<i8", copy=False).data)
+                    begin += int(sizes.sum())
+        if document_ends:
+            append_range(index, document_ends)
+        else:
+            for first in range(0, num_ends, _INDEX_CHUNK):
+                index.write(np.arange(first, min(first + _INDEX_CHUNK, num_ends), dtype="<i8").data)
+        index.flush()
+        os.fsync(index.fileno())
