@@ -124,10 +124,10 @@ def test_convert_writes_and_compares(groundup: Callable[..., str], model: Path, 
 def test_convert_fails_when_the_models_differ(
     groundup: Callable[..., str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for difference in (1e-3, float("nan")):
+    for difference, message in ((1e-3, "differs from the original"), (float("nan"), "logits are not finite")):
         parity = Parity(max_difference=difference, top1_agreement=1.0)
-        monkeypatch.setattr("groundup.checkpoint.parity.compare_stored", lambda *_, found=parity: found)
-        with pytest.raises(CheckpointError, match="differs from the original"):
+        monkeypatch.setattr("groundup.checkpoint.proof.compare_stored", lambda *_, found=parity: found)
+        with pytest.raises(CheckpointError, match=message):
             groundup("convert", model, tmp_path / "a", "--to", "hf")
 
 
