@@ -38,8 +38,15 @@ def test_what_goes_wrong_with_a_text_is_raised():
         yield "a"
         raise ValueError("a damaged file")
 
+    ended = threading.Event()
+
+    def learn(arriving):
+        list(arriving)
+        ended.set()
+
     with pytest.raises(ValueError, match="a damaged file"):
-        _in_a_thread(list, texts())
+        _in_a_thread(learn, texts())
+    assert ended.wait(60), "the thread waits for texts for ever"
 
 
 def test_what_goes_wrong_in_learning_is_raised_though_nobody_takes_the_texts():

@@ -1,5 +1,6 @@
 """Learning a byte-level BPE vocabulary from text, as GPT-2's was learned."""
 
+import contextlib
 import json
 import queue
 import threading
@@ -98,8 +99,12 @@ def _in_a_thread(learn: Callable[[Iterator[str]], object], texts: Iterable[str])
             learning.set_result(None)
 
     threading.Thread(target=work, name="tokenizer", daemon=True).start()
-    for text in texts:
-        _put(ahead, text, learning)
+    try:
+        for text in texts:
+            _put(ahead, text, learning)
+    except BaseException:
+        _end(ahead)  # what waits for texts keeps the library's threads from whoever learns next
+        raise
     _put(ahead, None, learning)
     learning.result()
 
@@ -111,3 +116,11 @@ def _put(ahead: "queue.Queue[str | None]", text: str | None, learning: "Future[N
             return ahead.put(text, timeout=_LOOK_SECONDS)
         except queue.Full:
             continue
+
+
+def _end(ahead: "queue.Queue[str | None]") -> None:
+    """Ends the texts after those that were taken already."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            ahead.get_nowait()
+    ahead.put(None)
