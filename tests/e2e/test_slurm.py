@@ -88,7 +88,7 @@ def test_srun_does_not_start_again_when_the_time_is_over_or_nothing_was_saved(da
     wait_for_steps(config.run_dir, 5, shell)
     shell.send_signal(signal.SIGTERM)
     code, log = end(shell, tmp_path)
-    assert code == 1
+    assert code == 128 + signal.SIGTERM
     assert len(re.findall(r"Interrupted|stopped after step \d+, which is saved", log)) == 1, log
     assert "continuing from" not in log
 

@@ -118,7 +118,7 @@ def build_run(config: TrainConfig) -> Run:
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
         keep_freed_memory()
-        if config.threads != "auto":
+        if config.threads:
             torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(config.deterministic)
     torch.manual_seed(config.seed + team.rank)  # of dropout: the weights have seeds of their own

@@ -125,7 +125,7 @@ class TrainConfig:
         precision: Format of matrix products; ``auto`` takes the best that the hardware has.
         loss_scale: For fp16.
         device: ``auto`` takes a GPU where there is one.
-        threads: Of a step on a CPU; ``auto`` tries in the first steps, and again when steps change speed, but
+        threads: Of a step on a CPU; 0 tries in the first steps, and again when steps change speed, but
             keeps PyTorch's own number where OMP_NUM_THREADS is set, of ranks, and in deterministic runs.
         recompute: What layers compute again in the backward pass instead of keeping it.
         compile: Compile each layer with torch.compile; falls back to eager with a warning.
@@ -157,7 +157,7 @@ class TrainConfig:
     precision: PrecisionName = "auto"
     loss_scale: LossScaleConfig = LossScaleConfig()
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    threads: Literal["auto"] | Positive = "auto"
+    threads: NotNegative = 0
     recompute: Recompute = Recompute()
     compile: bool = False
     deterministic: bool = False

@@ -52,7 +52,7 @@ def counts_to_try(
         environment: Variables of the process.
     """
     names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
-    given = config.threads != "auto" or not environment.keys().isdisjoint(names)
+    given = config.threads > 0 or not environment.keys().isdisjoint(names)
     if given or config.deterministic or config.compile or team.size > 1 or team.device.type != "cpu":
         return (present,)
     return tuple(present >> halvings for halvings in range(present.bit_length()))
