@@ -175,10 +175,10 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
+    from groundup.launch.env import launched
     from groundup.models import build_model
     from groundup.models.initialise import initialise
     from groundup.parallel.apply import parallelize
-    from groundup.parallel.launched import launched
     from groundup.parallel.recompute import Recompute
     from groundup.parallel.team import assemble
     from groundup.tokens.samples.data import DataConfig

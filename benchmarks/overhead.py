@@ -24,7 +24,7 @@ from processes import describe_machine, wait_for_idle_cpu
 
 from groundup.cli.presets import presets
 from groundup.core.config import resolve
-from groundup.parallel.whereabouts import progress_note
+from groundup.launch.heartbeat import progress_note
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.batches import Batch, read_batch

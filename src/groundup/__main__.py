@@ -94,7 +94,7 @@ def _leave_to_launcher(kind: type[BaseException], error: BaseException, trace: T
 def _recorded(error: BaseException) -> bool:
     if "GROUNDUP_FAILURES" not in os.environ:  # so that no other command loads what it does not need
         return False
-    from groundup.parallel.last_words import record_failure
+    from groundup.launch.error_handler import record_failure
 
     return record_failure(error)
 

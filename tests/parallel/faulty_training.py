@@ -9,8 +9,8 @@ from pathlib import Path
 
 from groundup import __main__ as program
 from groundup.core.errors import DataError
-from groundup.parallel.launched import launched
-from groundup.parallel.whereabouts import LAUNCHER_VARIABLE, own_rank
+from groundup.launch.env import launched
+from groundup.launch.heartbeat import LAUNCHER_VARIABLE, own_rank
 
 
 def comes_true(state) -> bool:
@@ -44,9 +44,9 @@ def fault():
 
 
 if LAUNCHER_VARIABLE not in os.environ and not launched():
-    from groundup.parallel import launch
+    from groundup.launch import launcher
 
-    launch.run_ranks = functools.partial(launch.run_ranks, command=[sys.executable, __file__])
+    launcher.run_ranks = functools.partial(launcher.run_ranks, command=[sys.executable, __file__])
 elif "FAULT" in os.environ:
     from groundup.train import loop
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from groundup.parallel.hang_watch import HangConfig, hang_watch
-from groundup.parallel.last_words import record_failure
-from groundup.parallel.whereabouts import FOLDER_VARIABLE, progress_note
+from groundup.launch.error_handler import record_failure
+from groundup.launch.heartbeat import FOLDER_VARIABLE, progress_note
+from groundup.launch.watchdog import HangConfig, hang_watch
 from groundup.train.interruption import Interruption
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])

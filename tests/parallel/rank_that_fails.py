@@ -11,9 +11,9 @@ from pathlib import Path
 
 from groundup.core import log
 from groundup.core.errors import DataError, GroundupError
-from groundup.parallel.last_words import record_failure
-from groundup.parallel.rank_log import speak_as
-from groundup.parallel.whereabouts import progress_note
+from groundup.launch.error_handler import record_failure
+from groundup.launch.heartbeat import progress_note
+from groundup.launch.rank_log import speak_as
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))

@@ -12,13 +12,13 @@ import pytest
 
 from groundup.cli.app import run as run_command
 from groundup.core.errors import ConfigError, MachineError
-from groundup.parallel.failures import Failure, first_failure
-from groundup.parallel.launch import Rank, launched
-from groundup.parallel.whereabouts import FOLDER_VARIABLE
+from groundup.launch.errors import Failure, first_failure
+from groundup.launch.heartbeat import FOLDER_VARIABLE
+from groundup.launch.launcher import Rank, launched
 
 RANK = Path(__file__).with_name("rank_that_fails.py")
 LAUNCH = (
-    "import sys; from pathlib import Path; from groundup.parallel.launch import run_ranks;"
+    "import sys; from pathlib import Path; from groundup.launch.launcher import run_ranks;"
     "sys.exit(run_ranks(3, sys.argv[2:], command=[sys.executable, sys.argv[1]], folder=Path(sys.argv[4])))"
 )
 
@@ -177,7 +177,7 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path):
 
 def test_groundup_itself_says_it_once(tmp_path):
     code = (
-        "import sys; from groundup.parallel.launch import run_ranks;"
+        "import sys; from groundup.launch.launcher import run_ranks;"
         "sys.exit(run_ranks(2, ['tokens', 'inspect', 'nowhere']))"
     )
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -208,10 +208,10 @@ SETTINGS = [
 @pytest.fixture
 def launches(monkeypatch):
     """What `groundup train` would launch."""
-    from groundup.parallel import launch
+    from groundup.launch import launcher
 
     calls = []
-    monkeypatch.setattr(launch, "run_ranks", lambda *args, **kwargs: calls.append((args, kwargs)) or 42)
+    monkeypatch.setattr(launcher, "run_ranks", lambda *args, **kwargs: calls.append((args, kwargs)) or 42)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
     return calls

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from groundup.launch.env import launched
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.parallel.apply import parallelize
-from groundup.parallel.launched import launched
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.materialise import materialise, place
 from groundup.parallel.recompute import Recompute

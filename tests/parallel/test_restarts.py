@@ -15,8 +15,8 @@ import orjson
 import pytest
 
 from groundup.core.config import to_yaml
-from groundup.parallel.failures import HANG, Failure
-from groundup.parallel.restarts import Restarts
+from groundup.launch.errors import HANG, Failure
+from groundup.launch.restart_policy import Restarts
 from tests.runs import make_config, make_data
 
 PROGRAM = Path(__file__).with_name("faulty_training.py")

@@ -68,9 +68,9 @@ def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequ
     """Trains as one process, as one of several ranks, or starts those."""
     from groundup.core.files import require_writable
     from groundup.core.log import logger
-    from groundup.parallel.launched import is_worker_of_torchrun, launched
-    from groundup.parallel.rank_log import speak_as
-    from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
+    from groundup.launch.env import is_worker_of_torchrun, launched
+    from groundup.launch.heartbeat import LAUNCHER_VARIABLE
+    from groundup.launch.rank_log import speak_as
 
     require_writable(resolved.value.run_dir, where="run_dir")
     rank = launched()
@@ -104,8 +104,8 @@ def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequ
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
     from groundup.core.folder_lock import locked_folder
     from groundup.core.log import also_to_file
+    from groundup.launch.launcher import run_ranks
     from groundup.parallel.feasible import require_layout
-    from groundup.parallel.launch import run_ranks
     from groundup.train.interruption import remove_unfinished
 
     world_size = config.layout.num_ranks
@@ -149,7 +149,7 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
     from groundup.cli.callbacks import complete, evaluate
     from groundup.core.log import also_to_file
-    from groundup.parallel.hang_watch import hang_watch
+    from groundup.launch.watchdog import hang_watch
     from groundup.train.loop import train as run_loop
 
     with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG), hang_watch(config.hang):
@@ -158,12 +158,12 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
 
 @contextlib.contextmanager
 def _own_run(run_dir: Path) -> Iterator[None]:
-    from groundup.parallel.failures import clear_own
+    from groundup.launch.errors import clear_own
 
     """Holds the run folder while entered, once for all ranks; removes what this rank left there before."""
     from groundup.core.folder_lock import locked_folder, require_unlocked
-    from groundup.parallel.launched import is_worker_of_torchrun, launch_name, launched
-    from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+    from groundup.launch.env import is_worker_of_torchrun, launch_name, launched
+    from groundup.launch.heartbeat import FOLDER_VARIABLE, LAUNCHER_VARIABLE
 
     with contextlib.ExitStack() as stack:
         if LAUNCHER_VARIABLE not in os.environ:  # which holds it

@@ -18,9 +18,9 @@ from torch.nn.functional import cross_entropy, linear
 
 from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
+from groundup.launch.heartbeat import progress_continues
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
-from groundup.parallel.whereabouts import progress_continues
 from groundup.tokens.files.source import Tokens
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions

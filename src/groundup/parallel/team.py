@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from groundup.core.errors import MachineError
-from groundup.parallel.launched import Rank
+from groundup.launch.env import Rank
 from groundup.parallel.layout import Layout
 
 

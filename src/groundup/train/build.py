@@ -13,11 +13,11 @@ from groundup.core.errors import ConfigError
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.progress import human_count
+from groundup.launch.env import launched
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import parallelize
 from groundup.parallel.feasible import require_layout
-from groundup.parallel.launched import launched
 from groundup.parallel.layout import describe as describe_layout
 from groundup.parallel.materialise import materialise
 from groundup.parallel.team import Team, assemble

@@ -5,8 +5,8 @@ from typing import Literal
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
+from groundup.launch.watchdog import HangConfig
 from groundup.models import ModelConfig
-from groundup.parallel.hang_watch import HangConfig
 from groundup.parallel.layout import Layout
 from groundup.parallel.recompute import Recompute
 from groundup.tokens.samples.data import DataConfig

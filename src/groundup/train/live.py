@@ -3,7 +3,7 @@
 import time
 
 from groundup.core.progress import human_count, human_seconds
-from groundup.parallel.whereabouts import here
+from groundup.launch.heartbeat import here
 from groundup.train.build import Run
 from groundup.train.metrics import Stopwatch
 

@@ -9,9 +9,9 @@ import torch
 
 from groundup.core.live_line import LiveLine
 from groundup.core.log import logger
+from groundup.launch.heartbeat import progress_note
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.sharding import left_sharded
-from groundup.parallel.whereabouts import progress_note
 from groundup.tokens.samples.dataset import Samples
 from groundup.train import out_of_memory
 from groundup.train.batches import read_batch

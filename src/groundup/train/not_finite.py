@@ -3,7 +3,7 @@
 import shlex
 
 from groundup.core.errors import GroundupError, TrainingError
-from groundup.parallel.whereabouts import progress_note
+from groundup.launch.heartbeat import progress_note
 from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.build import Run
 from groundup.train.bundle import StepFacts, write_bundle

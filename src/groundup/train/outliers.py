@@ -6,7 +6,7 @@ from typing import Literal
 from groundup.checkpoint import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
-from groundup.parallel.whereabouts import progress_note
+from groundup.launch.heartbeat import progress_note
 from groundup.train.build import Run
 from groundup.train.bundle import StepFacts, write_bundle
 from groundup.train.guard import RollbackGuard

@@ -5,7 +5,7 @@ import re
 import signal
 from collections.abc import Callable
 
-from groundup.parallel.failures import Failure
+from groundup.launch.errors import Failure
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")

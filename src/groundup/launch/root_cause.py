@@ -4,7 +4,7 @@ import re
 import signal
 from pathlib import Path
 
-from groundup.parallel.failures import Failure
+from groundup.launch.errors import Failure
 
 _SHOWN_LINES = 20
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")

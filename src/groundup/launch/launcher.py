@@ -14,14 +14,14 @@ from pathlib import Path
 
 from groundup.core.log import logger
 from groundup.core.processes import number_of_workers
-from groundup.parallel import failures
-from groundup.parallel.failure_report import count_oom_kills, describe_failure, evidence
-from groundup.parallel.failures import Failure
-from groundup.parallel.launched import Rank, launched, nodes_of_job
-from groundup.parallel.rank_log import Warnings
-from groundup.parallel.restarts import Restarts
-from groundup.parallel.starting import death_wish, free_port, signals_to
-from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+from groundup.launch import errors
+from groundup.launch.env import Rank, launched, nodes_of_job
+from groundup.launch.errors import Failure
+from groundup.launch.heartbeat import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+from groundup.launch.processes import death_wish, free_port, signals_to
+from groundup.launch.rank_log import Warnings
+from groundup.launch.restart_policy import Restarts
+from groundup.launch.root_cause import count_oom_kills, describe_failure, evidence
 
 __all__ = ["Rank", "launched", "run_ranks"]
 
@@ -76,7 +76,7 @@ def run_ranks(
             folder = Path(tempfile.mkdtemp(prefix="groundup-ranks-"))
         folder.mkdir(parents=True, exist_ok=True)
         stack.callback(_remove_when_empty, folder)
-        failures.clear(folder, attempts=True)
+        errors.clear(folder, attempts=True)
         restarts = Restarts(max_restarts, newest_step)
         asked: list[int] = []  # the signals that we were sent
         ranks = _Ranks(folder, asked)
@@ -92,7 +92,7 @@ def run_ranks(
             ranks.wait()
             code, failure = ranks.end()
             if failure is None:
-                failures.clear(folder)
+                errors.clear(folder)
                 return code
             decision = restarts.decide(failure, oom_kills=ranks.oom_kills)
             again = decision.again and not asked
@@ -102,7 +102,7 @@ def run_ranks(
             if not again:
                 return code
             logger.warning("%s", decision.words)
-            failures.put_away(folder, restarts.done)
+            errors.put_away(folder, restarts.done)
             ranks = _Ranks(folder, asked)
 
 
@@ -229,23 +229,23 @@ class _Ranks:
         """Whether a rank ended by the signal that it was asked to stop by, without saving."""
         code, _ = self.ends[number]
         died = self.asked is not None and code in (-self.asked, 128 + self.asked)
-        return died and failures.read_record(self.folder, number) is None  # of one that saved there is one
+        return died and errors.read_record(self.folder, number) is None  # of one that saved there is one
 
     def _first_failure(self) -> Failure | None:
         """Of what happened before we began to end the ranks."""
         found = []
         for number in range(len(self.processes)):
-            failure = failures.read_record(self.folder, number) or self._failure_of_end(number)
+            failure = errors.read_record(self.folder, number) or self._failure_of_end(number)
             if failure and failure.time <= (self._ending_since or failure.time):
                 found.append(failure)
-        first = failures.first_failure(found)
+        first = errors.first_failure(found)
         if first and first.follows_another:
             if self.asked is not None:  # ranks that stop at once are lost to the others
                 return None
             left = [(seen, number) for number, (code, seen) in self.ends.items() if code == 0]
             if left and min(left)[0] < first.time + _SETTLE_SECONDS:
                 seen, number = min(left)
-                return failures.failure_of_exit(self.folder, number, 0, seen, "")
+                return errors.failure_of_exit(self.folder, number, 0, seen, "")
         return first
 
     def _failure_of_end(self, number: int) -> Failure | None:
@@ -254,7 +254,7 @@ class _Ranks:
             return None
         if self.asked is not None and code in (-self.asked, 128 + self.asked):
             return None
-        return failures.failure_of_exit(self.folder, number, code, seen, self._output(number))
+        return errors.failure_of_exit(self.folder, number, code, seen, self._output(number))
 
     def _output(self, number: int) -> str:
         """The end of what a rank wrote; empty for rank 0, which writes to the terminal."""

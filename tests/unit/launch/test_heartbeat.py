@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from groundup.parallel.failures import Failure, is_gone, read_record, write_record
-from groundup.parallel.whereabouts import FOLDER_VARIABLE, Place, read_place
+from groundup.launch.errors import Failure, is_gone, read_record, write_record
+from groundup.launch.heartbeat import FOLDER_VARIABLE, Place, read_place
 
 RANK = """
 import sys
-from groundup.parallel.whereabouts import beat, here, progress_continues, progress_note
+from groundup.launch.heartbeat import beat, here, progress_continues, progress_note
 progress_note(7, "validating", is_long=True)
 progress_continues()
 beat(flush=True)

@@ -5,9 +5,9 @@ from traceback import FrameSummary
 
 import pytest
 
-from groundup.parallel import stacks
-from groundup.parallel.hangs import Stall, judge
-from groundup.parallel.whereabouts import Place
+from groundup.launch import stack_dump
+from groundup.launch.heartbeat import Place
+from groundup.launch.straggler import Stall, judge
 
 NOW = 1000.0
 HERE, THERE = "node1", "node2"
@@ -118,12 +118,12 @@ OURS = frame("groundup/parallel/team.py", "sum", 58)
     ],
 )
 def test_a_stack_tells_whether_it_waits_for_other_ranks(inner, waits_in):
-    assert stacks.waits_in([OURS, *inner]) == waits_in
+    assert stack_dump.waits_in([OURS, *inner]) == waits_in
 
 
 def test_standing_shows_the_main_thread_from_another():
     found = []
-    watch = threading.Thread(target=lambda: found.append(stacks.standing()))
+    watch = threading.Thread(target=lambda: found.append(stack_dump.standing()))
     watch.start()
     watch.join()
     (standing,) = found

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from groundup.core.errors import DataError
 from groundup.core.files import read_json, write_json
-from groundup.parallel.launched import launch_name
-from groundup.parallel.whereabouts import Place, read_place
+from groundup.launch.env import launch_name
+from groundup.launch.heartbeat import Place, read_place
 
 REQUESTED = "Interrupted"
 """The exception of a rank that was asked to stop, and has saved."""

@@ -21,12 +21,10 @@ from typing import IO
 from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, Positive
 from groundup.core.log import logger
-from groundup.parallel.failures import HANG, Failure, read_records, stack_path, write_record
-from groundup.parallel.hangs import Stall, Verdict, judge, read_stalls, stall_path, write_stall
-from groundup.parallel.last_words import record_failure, say_last_words
-from groundup.parallel.launched import launched
-from groundup.parallel.stacks import Standing, standing
-from groundup.parallel.whereabouts import (
+from groundup.launch.env import launched
+from groundup.launch.error_handler import record_failure, say_last_words
+from groundup.launch.errors import HANG, Failure, read_records, stack_path, write_record
+from groundup.launch.heartbeat import (
     FOLDER_VARIABLE,
     LAUNCHER_VARIABLE,
     Place,
@@ -36,6 +34,8 @@ from groundup.parallel.whereabouts import (
     progress_note,
     read_place,
 )
+from groundup.launch.stack_dump import Standing, standing
+from groundup.launch.straggler import Stall, Verdict, judge, read_stalls, stall_path, write_stall
 
 _TICK_SECONDS = 1.0
 _NATIVE_SECONDS = 20.0  # without a tick, a stack is written in case that the others accuse this rank

@@ -13,7 +13,7 @@ import struct
 import time
 from pathlib import Path
 
-from groundup.parallel.launched import launched
+from groundup.launch.env import launched
 
 FOLDER_VARIABLE = "GROUNDUP_FAILURES"
 """Names the folder in which ranks leave their places and failures; unset where nobody reads them."""

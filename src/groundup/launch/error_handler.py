@@ -16,8 +16,8 @@ from pathlib import Path
 
 from groundup.core.errors import GroundupError, TrainingError
 from groundup.core.files import write_json
-from groundup.parallel.failure_report import describe_failure, evidence
-from groundup.parallel.failures import (
+from groundup.launch.env import launched
+from groundup.launch.errors import (
     REQUESTED,
     Failure,
     first_failure,
@@ -25,8 +25,8 @@ from groundup.parallel.failures import (
     read_records,
     write_record,
 )
-from groundup.parallel.launched import launched
-from groundup.parallel.whereabouts import FOLDER_VARIABLE, LAUNCHER_VARIABLE, here, own_rank, read_place
+from groundup.launch.heartbeat import FOLDER_VARIABLE, LAUNCHER_VARIABLE, here, own_rank, read_place
+from groundup.launch.root_cause import describe_failure, evidence
 
 _PATIENCE_SECONDS = 3.0  # for the failure of the one whose loss was noticed
 _LOOK_SECONDS = 0.1

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from groundup.core.files import write_json
-from groundup.parallel.launched import launch_name
-from groundup.parallel.whereabouts import Place
+from groundup.launch.env import launch_name
+from groundup.launch.heartbeat import Place
 
 _SILENT_SECONDS = 10.0
 _SILENT_ELSEWHERE_SECONDS = 90.0

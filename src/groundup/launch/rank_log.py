@@ -7,7 +7,7 @@ import sys
 import threading
 
 from groundup.core.log import logger
-from groundup.parallel.whereabouts import LAUNCHER_VARIABLE
+from groundup.launch.heartbeat import LAUNCHER_VARIABLE
 
 
 def speak_as(rank: int) -> None:
