@@ -175,7 +175,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    from groundup.launch.env import launched
+    from groundup.launch.env import rank_from_env
     from groundup.models import build_model
     from groundup.models.initialise import initialise
     from groundup.parallel.apply import parallelize
@@ -199,7 +199,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
         layout=layout,
     )
     device = torch.device("cpu")
-    team = assemble(layout, launched(), device)
+    team = assemble(layout, rank_from_env(), device)
     precision = Precision("fp32", device)
     whole = build_model(model).train()
     initialise(whole, model, seed=0)

@@ -24,7 +24,6 @@ from processes import describe_machine, wait_for_idle_cpu
 
 from groundup.cli.presets import presets
 from groundup.core.config import resolve
-from groundup.launch.heartbeat import progress_note
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.batches import Batch, read_batch
@@ -76,7 +75,7 @@ def prepared_run(folder: Path, model: str, shape: tuple[int, int, int]) -> Run:
 
 def groundup_step(run: Run, batch: Batch) -> None:
     """As ``train.loop`` makes a step."""
-    progress_note(run.state.step + 1, "training")
+    run.heartbeat.record(run.state.step + 1, "training")
     RandomStates.now()
     train_step(run.state, batch, run.config, run.precision, run.team)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from groundup import __main__ as program
 from groundup.core.errors import DataError
-from groundup.launch.env import launched
-from groundup.launch.heartbeat import LAUNCHER_VARIABLE, own_rank
+from groundup.launch.env import LAUNCHER_PIPE, own_rank, rank_from_env
 
 
 def comes_true(state) -> bool:
@@ -43,7 +42,7 @@ def fault():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-if LAUNCHER_VARIABLE not in os.environ and not launched():
+if LAUNCHER_PIPE not in os.environ and not rank_from_env():
     from groundup.launch import launcher
 
     launcher.run_ranks = functools.partial(launcher.run_ranks, command=[sys.executable, __file__])

@@ -12,13 +12,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from groundup.launch.env import FAILURES_DIR
 from groundup.launch.error_handler import record_failure
-from groundup.launch.heartbeat import FOLDER_VARIABLE, progress_note
-from groundup.launch.watchdog import HangConfig, hang_watch
+from groundup.launch.heartbeat import HeartbeatWriter
+from groundup.launch.watchdog import WatchdogConfig, watchdog
 from groundup.train.interruption import Interruption
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
-os.environ.setdefault(FOLDER_VARIABLE, str(folder))
+os.environ.setdefault(FAILURES_DIR, str(folder))
+heartbeat = HeartbeatWriter.from_env()
 
 
 def misbehave():
@@ -52,7 +54,7 @@ def sleep_in_a_reader():
 
 def steps(number, seconds):
     for step in range(1, 10_000_000):
-        progress_note(step, "backward")
+        heartbeat.record(step, "backward")
         dist.all_reduce(torch.ones(1000))
         time.sleep(seconds)
         if step == number and dist.get_rank() == culprit:
@@ -64,11 +66,11 @@ try:
     if how in ("raise", "destroy", "kill", "exit"):
         with (
             Interruption(folder),
-            hang_watch(HangConfig()),
+            watchdog(WatchdogConfig(), heartbeat),
         ):  # torchrun's SIGTERM may come first
             steps(20, 0)
     else:
-        with hang_watch(HangConfig(seconds=2)):
+        with watchdog(WatchdogConfig(seconds=2), heartbeat):
             steps(40, 0.05)
 except Exception as error:
     if not record_failure(error):

@@ -12,8 +12,8 @@ from pathlib import Path
 from groundup.core import log
 from groundup.core.errors import DataError, GroundupError
 from groundup.launch.error_handler import record_failure
-from groundup.launch.heartbeat import progress_note
-from groundup.launch.rank_log import speak_as
+from groundup.launch.heartbeat import HeartbeatWriter
+from groundup.launch.rank_log import prefix_log_lines
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
@@ -91,11 +91,11 @@ def life_until_asked():
 
 if how == "warn":
     log.set_up()
-    speak_as(rank)
+    prefix_log_lines(rank)
     log.logger.warning("a disk is slow")
     log.logger.info("as always")
     sys.exit()
-progress_note(812, "backward")
+HeartbeatWriter.from_env().record(812, "backward")
 try:
     if how in ("obey", "ignore"):
         life_until_asked()

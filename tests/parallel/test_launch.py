@@ -12,9 +12,8 @@ import pytest
 
 from groundup.cli.app import run as run_command
 from groundup.core.errors import ConfigError, MachineError
-from groundup.launch.errors import Failure, first_failure
-from groundup.launch.heartbeat import FOLDER_VARIABLE
-from groundup.launch.launcher import Rank, launched
+from groundup.launch.env import FAILURES_DIR, RankInfo, rank_from_env
+from groundup.launch.errors import RankFailure, root_cause
 
 RANK = Path(__file__).with_name("rank_that_fails.py")
 LAUNCH = (
@@ -33,7 +32,7 @@ def launcher(folder, culprit, how, script=RANK):
     )
 
 
-def last_words(folder, culprit, how, script=RANK):
+def failure_report(folder, culprit, how, script=RANK):
     """Exit code, and the lines on stderr from the first failure on."""
     process = launcher(folder, culprit, how, script)
     try:
@@ -56,7 +55,7 @@ WAYS = {
 @pytest.mark.parametrize("culprit", [0, 1, 2])
 @pytest.mark.parametrize("how", WAYS)
 def test_the_first_failure_is_named_last(tmp_path, culprit, how):
-    code, lines, _ = last_words(tmp_path, culprit, how)
+    code, lines, _ = failure_report(tmp_path, culprit, how)
     expected_code, message = WAYS[how]
     where = f"rank {culprit} ({os.uname().nodename}), step 812, phase backward: "
     assert lines[0].startswith(f"groundup: first failure: {where}{message}")
@@ -66,30 +65,30 @@ def test_the_first_failure_is_named_last(tmp_path, culprit, how):
 
 
 def test_a_killed_rank_is_explained_by_memory(tmp_path):
-    _, lines, _ = last_words(tmp_path, 1, "kill")
+    _, lines, _ = failure_report(tmp_path, 1, "kill")
     assert "memory" in lines[1]
     assert "GB are free now" in lines[1]
 
 
 def test_a_crash_shows_the_python_stack(tmp_path):
-    code, lines, stderr = last_words(tmp_path, 2, "segv")
+    code, lines, stderr = failure_report(tmp_path, 2, "segv")
     assert code == 128 + signal.SIGSEGV
     assert "SIGSEGV" in lines[0]
     assert "in culprits_life" in stderr
 
 
 def test_a_full_gpu_gets_advice(tmp_path):
-    _, lines, _ = last_words(tmp_path, 1, "gpu")
+    _, lines, _ = failure_report(tmp_path, 1, "gpu")
     assert "micro_batch_size" in lines[-2]
 
 
 def test_a_traceback_is_shown_and_a_users_mistake_is_not(tmp_path):
-    assert "[rank 1] ValueError: a bug" in last_words(tmp_path, 1, "bug")[2]
-    assert "[rank 1]" not in last_words(tmp_path, 1, "data")[2]
+    assert "[rank 1] ValueError: a bug" in failure_report(tmp_path, 1, "bug")[2]
+    assert "[rank 1]" not in failure_report(tmp_path, 1, "data")[2]
 
 
 def test_the_words_of_a_rank_without_exception_are_shown(tmp_path):
-    _, lines, stderr = last_words(tmp_path, 1, "print")
+    _, lines, stderr = failure_report(tmp_path, 1, "print")
     assert "[rank 1] a library gave up" in stderr
     assert lines[0].endswith("ended with exit code 3: a library gave up")
 
@@ -104,7 +103,7 @@ def test_the_words_of_a_rank_without_exception_are_shown(tmp_path):
     ],
 )
 def test_ranks_that_hear_nothing_or_too_early_do_not_mislead(tmp_path, how, message):
-    code, lines, _ = last_words(tmp_path, 1, how)  # and it returns: the ranks would sleep for ten minutes
+    code, lines, _ = failure_report(tmp_path, 1, how)  # and it returns: the ranks would sleep for ten minutes
     assert f"rank 1 ({os.uname().nodename}), step 812, phase backward: {message}" in lines[0]
     assert code != 0
 
@@ -131,7 +130,7 @@ def test_warnings_of_all_ranks_reach_the_terminal_once_and_with_their_number(tmp
 
 @pytest.mark.parametrize("how", ["raise", "destroy", "kill", "exit"])
 def test_the_errors_of_gloo_do_not_mislead(tmp_path, how):
-    _, lines, _ = last_words(tmp_path, 1, how, RANK.with_name("rank_on_gloo.py"))
+    _, lines, _ = failure_report(tmp_path, 1, how, RANK.with_name("rank_on_gloo.py"))
     assert lines[0].startswith(f"groundup: first failure: rank 1 ({os.uname().nodename}), step 20, ")
 
 
@@ -249,7 +248,7 @@ def test_the_last_rank_of_torchrun_launches_none(tmp_path, launches, monkeypatch
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
     for name, value in {**TORCHRUN, **alone, "TORCHELASTIC_RUN_ID": "job"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv(FOLDER_VARIABLE, "")  # so that it is unset afterwards
+    monkeypatch.setenv(FAILURES_DIR, "")  # so that it is unset afterwards
     with pytest.raises(ConfigError, match="dp 2"):
         run_command(["train", *SETTINGS, "global_batch_size=4", f"run_dir={tmp_path}"])
     assert not launches
@@ -262,15 +261,15 @@ def test_train_refuses_an_impossible_layout_before_it_launches(tmp_path, launche
 
 
 def failure(rank, seconds, message, kind="RuntimeError"):
-    return Failure(rank=rank, time=seconds, step=1, phase="forward", kind=kind, message=message)
+    return RankFailure(rank=rank, time=seconds, step=1, phase="forward", kind=kind, message=message)
 
 
 def test_the_loss_of_a_peer_comes_first_only_where_nothing_else_failed():
     lost = failure(0, 1.0, "Connection reset by peer")
     cause = failure(2, 1.5, "loss is nan")
-    assert first_failure([lost, cause, failure(1, 1.6, "loss is nan")]) == cause
-    assert first_failure([failure(1, 2.0, "Broken pipe"), lost]) == lost
-    assert first_failure([failure(1, 2.0, "saved", kind="Interrupted")]) is None
+    assert root_cause([lost, cause, failure(1, 1.6, "loss is nan")]) == cause
+    assert root_cause([failure(1, 2.0, "Broken pipe"), lost]) == lost
+    assert root_cause([failure(1, 2.0, "saved", kind="Interrupted")]) is None
 
 
 TORCHRUN = {
@@ -303,43 +302,43 @@ STEP = {
 
 
 def test_torchruns_environment():
-    assert launched(TORCHRUN) == Rank(5, 1, 8, 4, "node1", 29400)
-    assert launched(TORCHRUN).environment() == TORCHRUN
-    assert launched({**STEP, **TORCHRUN}) == launched(TORCHRUN)  # torchrun under srun
-    assert launched({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", **TORCHRUN}) == launched(TORCHRUN)
-    assert launched({}) is None
-    assert launched({"MASTER_ADDR": "node1", "MASTER_PORT": "1"}) is None
+    assert rank_from_env(TORCHRUN) == RankInfo(5, 1, 8, 4, "node1", 29400)
+    assert rank_from_env(TORCHRUN).environment() == TORCHRUN
+    assert rank_from_env({**STEP, **TORCHRUN}) == rank_from_env(TORCHRUN)  # torchrun under srun
+    assert rank_from_env({"SLURM_PROCID": "1", "SLURM_STEP_ID": "0", **TORCHRUN}) == rank_from_env(TORCHRUN)
+    assert rank_from_env({}) is None
+    assert rank_from_env({"MASTER_ADDR": "node1", "MASTER_PORT": "1"}) is None
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    assert launched({**TORCHRUN, **alone}) is None
+    assert rank_from_env({**TORCHRUN, **alone}) is None
 
 
 def test_sruns_environment():
-    rank = launched(STEP)
-    assert rank == Rank(8, 0, 9, 1, "gpu007", rank.master_port)
-    others = launched({**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_NODEID": "0"})
-    assert others == Rank(3, 3, 9, 4, "gpu007", rank.master_port)
-    assert launched({**STEP, "SLURM_STEP_ID": "1"}).master_port != rank.master_port
+    rank = rank_from_env(STEP)
+    assert rank == RankInfo(8, 0, 9, 1, "gpu007", rank.master_port)
+    others = rank_from_env({**STEP, "SLURM_PROCID": "3", "SLURM_LOCALID": "3", "SLURM_NODEID": "0"})
+    assert others == RankInfo(3, 3, 9, 4, "gpu007", rank.master_port)
+    assert rank_from_env({**STEP, "SLURM_STEP_ID": "1"}).master_port != rank.master_port
     exported = {"MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "5000", "WORLD_SIZE": "9"}  # by the batch script
-    assert launched({**STEP, **exported}) == Rank(8, 0, 9, 1, "10.0.0.7", 5000)
+    assert rank_from_env({**STEP, **exported}) == RankInfo(8, 0, 9, 1, "10.0.0.7", 5000)
 
 
 @pytest.mark.parametrize(
     ("nodes", "first"), [("a1", "a1"), ("a1,b2", "a1"), ("a[3,5-9]", "a3"), ("x-[010-11].eu,y", "x-010.eu")]
 )
 def test_the_first_machine_of_a_step(nodes, first):
-    assert launched({**STEP, "SLURM_STEP_NODELIST": nodes}).master_address == first
+    assert rank_from_env({**STEP, "SLURM_STEP_NODELIST": nodes}).master_address == first
 
 
 def test_the_shell_of_a_batch_job_is_no_rank():
-    assert launched(BATCH_SHELL) is None
-    assert launched({**BATCH_SHELL, "SLURM_NTASKS": "1"}) is None
-    assert launched({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None  # srun --pty
+    assert rank_from_env(BATCH_SHELL) is None
+    assert rank_from_env({**BATCH_SHELL, "SLURM_NTASKS": "1"}) is None
+    assert rank_from_env({**STEP, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None  # srun --pty
 
 
 @pytest.mark.parametrize("name", TORCHRUN)
 def test_half_of_torchruns_environment_is_refused(name):
     with pytest.raises(MachineError, match=f"{name} missing"):
-        launched({key: value for key, value in TORCHRUN.items() if key != name})
+        rank_from_env({key: value for key, value in TORCHRUN.items() if key != name})
 
 
 @pytest.mark.parametrize(
@@ -355,4 +354,4 @@ def test_half_of_torchruns_environment_is_refused(name):
 )
 def test_what_cannot_be_is_refused(change, what):
     with pytest.raises(MachineError, match=what):
-        launched(change)
+        rank_from_env(change)

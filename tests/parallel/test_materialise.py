@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from groundup.launch.env import launched
+from groundup.launch.env import rank_from_env
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.parallel.apply import parallelize
@@ -52,7 +52,7 @@ def local(parameter):
 
 
 def compare(run_config):
-    team = assemble(run_config.layout, launched(), torch.device("cpu"))
+    team = assemble(run_config.layout, rank_from_env(), torch.device("cpu"))
     for name, config in MODELS.items():
         config = dataclasses.replace(config, num_layers=NUM_LAYERS)
         (whole, whole_pipeline), (meta, meta_pipeline) = (
@@ -71,7 +71,7 @@ def compare(run_config):
 
 
 def measure(run_config):
-    team = assemble(run_config.layout, launched(), torch.device("cpu"))
+    team = assemble(run_config.layout, rank_from_env(), torch.device("cpu"))
     cut_on_meta(run_config.model, team)  # what a first use of the libraries takes does not count
     large = dataclasses.replace(run_config.model, hidden_size=768, ffn_size=3072, num_layers=8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -15,8 +15,8 @@ import orjson
 import pytest
 
 from groundup.core.config import to_yaml
-from groundup.launch.errors import HANG, Failure
-from groundup.launch.restart_policy import Restarts
+from groundup.launch.errors import HANG, RankFailure
+from groundup.launch.restart_policy import RestartPolicy
 from tests.runs import make_config, make_data
 
 PROGRAM = Path(__file__).with_name("faulty_training.py")
@@ -74,62 +74,62 @@ def curve(run_dir: Path) -> dict[int, tuple[float, float]]:
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"}
 
 
-def failure(step=7, kind="RuntimeError", message="a bug", **more) -> Failure:
-    return Failure(rank=1, time=0.0, step=step, phase="training", kind=kind, message=message, **more)
+def failure(step=7, kind="RuntimeError", message="a bug", **more) -> RankFailure:
+    return RankFailure(rank=1, time=0.0, step=step, phase="training", kind=kind, message=message, **more)
 
 
 def test_a_failure_is_followed_by_a_restart_that_says_why_and_from_where():
-    decision = Restarts(3, lambda: 5).decide(failure(), oom_kills=0)
-    assert decision.again
-    assert decision.words == (
+    decision = RestartPolicy(3, lambda: 5).decide(failure(), oom_kills=0)
+    assert decision.restart
+    assert decision.message == (
         "restart 1 of 3: all ranks continue from step 5, after rank 1 failed in step 7 (training):"
         " RuntimeError: a bug"
     )
-    assert "from the beginning" in Restarts(3, lambda: 0).decide(failure(), oom_kills=0).words
+    assert "from the beginning" in RestartPolicy(3, lambda: 0).decide(failure(), oom_kills=0).message
 
 
 def test_restarts_are_counted():
-    restarts = Restarts(2, lambda: 5)
+    restarts = RestartPolicy(2, lambda: 5)
     kinds = ("A", "B", "C")
-    assert [restarts.decide(failure(kind=kind), oom_kills=0).again for kind in kinds] == [True, True, False]
-    assert not Restarts(0, lambda: 5).decide(failure(), oom_kills=0).again
+    assert [restarts.decide(failure(kind=kind), oom_kills=0).restart for kind in kinds] == [True, True, False]
+    assert not RestartPolicy(0, lambda: 5).decide(failure(), oom_kills=0).restart
 
 
 def test_what_comes_again_at_the_same_step_without_progress_is_given_up():
-    restarts = Restarts(9, lambda: 5)
-    assert restarts.decide(failure(message="at 0x7f01, 12.5 s"), oom_kills=0).again
+    restarts = RestartPolicy(9, lambda: 5)
+    assert restarts.decide(failure(message="at 0x7f01, 12.5 s"), oom_kills=0).restart
     decision = restarts.decide(failure(message="at 0x55aa, 13.1 s"), oom_kills=0)
-    assert not decision.again
-    assert "twice in the same way" in decision.words
+    assert not decision.restart
+    assert "twice in the same way" in decision.message
 
 
 @pytest.mark.parametrize(
     "second", [failure(step=8), failure(kind="OSError"), failure(kind=HANG), failure(message="another")]
 )
 def test_another_failure_is_no_repetition(second):
-    restarts = Restarts(9, lambda: 5)
+    restarts = RestartPolicy(9, lambda: 5)
     restarts.decide(failure(), oom_kills=0)
-    assert restarts.decide(second, oom_kills=0).again
+    assert restarts.decide(second, oom_kills=0).restart
 
 
 def test_a_checkpoint_between_makes_it_no_repetition():
     steps = iter((5, 6))
-    restarts = Restarts(9, lambda: next(steps))
-    assert all(restarts.decide(failure(), oom_kills=0).again for _ in range(2))
+    restarts = RestartPolicy(9, lambda: next(steps))
+    assert all(restarts.decide(failure(), oom_kills=0).restart for _ in range(2))
 
 
 @pytest.mark.parametrize(("oom_kills", "again"), [(0, True), (1, False)])
 def test_a_kill_from_outside_is_no_repetition_but_one_for_want_of_memory_is(oom_kills, again):
     killed = failure(kind="exit", message="killed by signal 9 (SIGKILL)", exit_code=-signal.SIGKILL)
-    restarts = Restarts(9, lambda: 5)
-    assert restarts.decide(killed, oom_kills=oom_kills).again
-    assert restarts.decide(killed, oom_kills=oom_kills).again == again
+    restarts = RestartPolicy(9, lambda: 5)
+    assert restarts.decide(killed, oom_kills=oom_kills).restart
+    assert restarts.decide(killed, oom_kills=oom_kills).restart == again
 
 
 def test_what_the_user_must_mend_is_not_restarted():
-    decision = Restarts(9, lambda: 5).decide(failure(kind="DataError", needs_user=True), oom_kills=0)
-    assert not decision.again
-    assert "DataError" in decision.words
+    decision = RestartPolicy(9, lambda: 5).decide(failure(kind="DataError", needs_user=True), oom_kills=0)
+    assert not decision.restart
+    assert "DataError" in decision.message
 
 
 SETTINGS = ("num_steps=24", "checkpoint.interval=5", "layout.dp=2", *SGD)
@@ -158,8 +158,8 @@ def test_a_killed_rank_changes_nothing(data, tmp_path, undisturbed):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_changes_nothing(data, tmp_path, undisturbed):
-    hang = ("hang.seconds=3", "hang.long_phase_seconds=20")
-    config = make_config(data, tmp_path / "run", *SETTINGS, *hang)
+    watchdog = ("watchdog.seconds=3", "watchdog.long_phase_seconds=20")
+    config = make_config(data, tmp_path / "run", *SETTINGS, *watchdog)
     code, stderr = train(config, "--max-restarts", "1", fault="sleep:1:13:1")
     assert code == 0, stderr
     assert re.search(r"first failure: rank 1 \(.*\), step 13, phase training: Hang: no progress", stderr)

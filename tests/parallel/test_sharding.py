@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
-from groundup.launch.env import launched
+from groundup.launch.env import rank_from_env
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.parallel.apply import parallelize
@@ -42,7 +42,7 @@ def built(config):
 
 def compare(run_config):
     layout = run_config.layout
-    team = assemble(layout, launched(), torch.device("cpu"))
+    team = assemble(layout, rank_from_env(), torch.device("cpu"))
     config = MODELS["llama-grouped-tied"]
     alone = []
     for row in range(ROWS):

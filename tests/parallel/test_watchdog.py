@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.parallel.test_launch import RANK, last_words
+from tests.parallel.test_launch import RANK, failure_report
 
 GLOO = RANK.with_name("rank_on_gloo.py")
 HOST = os.uname().nodename
@@ -23,7 +23,7 @@ WAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, how):
-    code, lines, stderr = last_words(tmp_path, 1, how, GLOO)
+    code, lines, stderr = failure_report(tmp_path, 1, how, GLOO)
     message, stack = WAYS[how]
     assert re.match(
         rf"groundup: first failure: rank 1 \({HOST}\), step 40, phase backward: Hang: {message}", lines[0]
@@ -55,7 +55,7 @@ TORCHRUNS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", TORCHRUNS)
-def test_torchruns_last_words_name_the_first_failure_too(tmp_path, how):
+def test_torchruns_report_names_the_first_failure_too(tmp_path, how):
     message, cause = TORCHRUNS[how]
     stderr = torchrun(tmp_path, 2, how)
     before, _, table = stderr.partition("ChildFailedError")

@@ -25,6 +25,7 @@ def evaluate(run: Run, dataset: Samples, num_batches: int) -> Evaluation:
         mask_documents=config.data.mask_documents,
         byte_lengths=token_byte_lengths(run.tokenizer),
         batch_size=config.micro_batch_size * run.team.dp * run.team.layout.pp,
+        on_progress=lambda _: run.heartbeat.keep_alive(),
     )
 
 

@@ -1,7 +1,6 @@
 """``groundup train``."""
 
 import contextlib
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -68,14 +67,13 @@ def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequ
     """Trains as one process, as one of several ranks, or starts those."""
     from groundup.core.files import require_writable
     from groundup.core.log import logger
-    from groundup.launch.env import is_worker_of_torchrun, launched
-    from groundup.launch.heartbeat import LAUNCHER_VARIABLE
-    from groundup.launch.rank_log import speak_as
+    from groundup.launch.env import is_torchrun_worker, launcher_pipe, rank_from_env
+    from groundup.launch.rank_log import prefix_log_lines
 
     require_writable(resolved.value.run_dir, where="run_dir")
-    rank = launched()
-    if LAUNCHER_VARIABLE not in os.environ:
-        is_alone = rank is None and not is_worker_of_torchrun()
+    rank = rank_from_env()
+    if launcher_pipe() is None:
+        is_alone = rank is None and not is_torchrun_worker()
         if is_alone and (resolved.value.layout.num_ranks > 1 or max_restarts):
             raise SystemExit(_run_ranks(resolved.value, max_restarts, arguments))
         if max_restarts:
@@ -85,8 +83,7 @@ def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequ
                 fix="Leave it out: give it to torchrun, or repeat srun as examples/slurm/train.sbatch does.",
             )
     if rank is not None:
-        os.environ.update(rank.environment())  # what Slurm says in its own words
-        speak_as(rank.rank)
+        prefix_log_lines(rank.rank)
     vocabulary = resolved.origins.get("model.vocab_size", "")
     if vocabulary.startswith(OF_TOKENIZER):
         logger.info("model.vocab_size is %d, from %s", resolved.value.model.vocab_size, vocabulary)
@@ -149,31 +146,32 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
     from groundup.cli.callbacks import complete, evaluate
     from groundup.core.log import also_to_file
-    from groundup.launch.watchdog import hang_watch
+    from groundup.launch.heartbeat import HeartbeatWriter
+    from groundup.launch.watchdog import watchdog
     from groundup.train.loop import train as run_loop
 
-    with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG), hang_watch(config.hang):
-        return run_loop(config, evaluate=evaluate, complete=complete)
+    with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG):
+        heartbeat = HeartbeatWriter.from_env()
+        with watchdog(config.watchdog, heartbeat):
+            return run_loop(config, evaluate=evaluate, complete=complete, heartbeat=heartbeat)
 
 
 @contextlib.contextmanager
 def _own_run(run_dir: Path) -> Iterator[None]:
-    from groundup.launch.errors import clear_own
-
     """Holds the run folder while entered, once for all ranks; removes what this rank left there before."""
     from groundup.core.folder_lock import locked_folder, require_unlocked
-    from groundup.launch.env import is_worker_of_torchrun, launch_name, launched
-    from groundup.launch.heartbeat import FOLDER_VARIABLE, LAUNCHER_VARIABLE
+    from groundup.launch.env import adopt, is_torchrun_worker, launch_id, launcher_pipe, rank_from_env
+    from groundup.launch.errors import clear_own
 
     with contextlib.ExitStack() as stack:
-        if LAUNCHER_VARIABLE not in os.environ:  # which holds it
-            rank = launched()
+        if launcher_pipe() is None:  # which holds it
+            rank = rank_from_env()
             if rank is None or rank.rank == 0:
-                stack.enter_context(locked_folder(run_dir, doing=_DOING, launch=launch_name()))
+                stack.enter_context(locked_folder(run_dir, doing=_DOING, launch=launch_id()))
             else:
-                require_unlocked(run_dir, launch=launch_name())
-            if rank is not None or is_worker_of_torchrun():
+                require_unlocked(run_dir, launch=launch_id())
+            if rank is not None or is_torchrun_worker():
                 folder = run_dir.absolute() / _RANKS
                 clear_own(folder, rank.rank if rank else 0)
-                os.environ[FOLDER_VARIABLE] = str(folder)
+                adopt(rank, folder)
         yield

@@ -18,7 +18,6 @@ from torch.nn.functional import cross_entropy, linear
 
 from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
-from groundup.launch.heartbeat import progress_continues
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
 from groundup.tokens.files.source import Tokens
@@ -127,6 +126,7 @@ def perplexity_of_samples(
     mask_documents: bool = False,
     byte_lengths: npt.NDArray[np.int64] | None = None,
     batch_size: int = 8,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Predicts what a model is trained to predict, in the first samples in file order.
 
@@ -138,6 +138,7 @@ def perplexity_of_samples(
         mask_documents: Predict each token from its own document alone, and no document's first.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
         batch_size: Samples at a time.
+        on_progress: Told the number of tokens after each batch.
 
     Raises:
         DataError: An id is outside the vocabulary, or there is nothing to predict.
@@ -151,7 +152,7 @@ def perplexity_of_samples(
                 samples, first, count, vocab_size=vocab_size, ordered=True, mask_documents=mask_documents
             )
 
-    return _evaluation(summed_loss, batches(), byte_lengths, None)
+    return _evaluation(summed_loss, batches(), byte_lengths, on_progress)
 
 
 def _evaluation(
@@ -162,7 +163,6 @@ def _evaluation(
 ) -> Evaluation:
     total_loss, num_tokens, num_bytes = 0.0, 0, 0
     for batch in batches:
-        progress_continues()
         total_loss += summed_loss(batch)
         targets = batch.targets_BT[batch.targets_BT != PADDING]
         num_tokens += len(targets)

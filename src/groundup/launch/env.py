@@ -1,18 +1,25 @@
-"""Which of several ranks this process is, as torchrun, Slurm or our own launcher tells it."""
+"""What the environment says of this process's rank, as torchrun, Slurm or our own launcher set it."""
 
 import dataclasses
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from groundup.core.errors import MachineError
+
+FAILURES_DIR = "GROUNDUP_FAILURES"
+"""Names the folder in which ranks leave heartbeats and failures; unset where nobody reads them."""
+
+LAUNCHER_PIPE = "GROUNDUP_LAUNCHER"
+"""Set by our own launcher: the file descriptor through which a rank's warnings reach its terminal."""
 
 _TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _FIRST_PORT, _NUM_PORTS = 15_000, 15_000  # below the ports that Linux hands out itself (from 32,768)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rank:
+class RankInfo:
     """One process of several that train together.
 
     Attributes:
@@ -37,8 +44,8 @@ class Rank:
         return {name: str(value) for name, value in zip(_TORCHRUN, fields, strict=True)}
 
 
-def launched(environment: Mapping[str, str] = os.environ) -> Rank | None:
-    """The rank of this process; None where it is not one of several.
+def rank_from_env(environment: Mapping[str, str] = os.environ) -> RankInfo | None:
+    """Returns the rank of this process; None where it is not one of several.
 
     torchrun's variables come first (also within a Slurm job), then those of a step of Slurm's srun. The
     shell of a batch job is no step, whatever number of tasks the job asked for.
@@ -80,11 +87,40 @@ def launched(environment: Mapping[str, str] = os.environ) -> Rank | None:
     if world_size == 1:
         return None
     address, port = environment["MASTER_ADDR"], _number(environment, "MASTER_PORT")
-    return Rank(rank, local_rank, world_size, local_world_size, address, port)
+    return RankInfo(rank, local_rank, world_size, local_world_size, address, port)
 
 
-def launch_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Tells this launch of a job's ranks from an earlier one in the same folder; equal on all ranks."""
+def own_rank() -> int:
+    """Returns the number of this process among the ranks; 0 where it is alone."""
+    rank = rank_from_env()
+    return rank.rank if rank else 0
+
+
+def failures_dir() -> Path | None:
+    """Returns the folder in which ranks leave heartbeats and failures; None where nobody reads them."""
+    folder = os.environ.get(FAILURES_DIR)
+    return Path(folder) if folder else None
+
+
+def launcher_pipe() -> int | None:
+    """Returns the file descriptor of our own launcher's pipe; None under another launcher or none."""
+    descriptor = os.environ.get(LAUNCHER_PIPE)
+    return int(descriptor) if descriptor else None
+
+
+def adopt(rank: RankInfo | None, failures: Path) -> None:
+    """Sets the variables of a rank that another launcher started, for ``torch.distributed`` and ours.
+
+    Args:
+        rank: Of this process; None for torchrun's only one.
+        failures: Folder for its heartbeat and failure.
+    """
+    os.environ[FAILURES_DIR] = str(failures)
+    os.environ.update(rank.environment() if rank else {})
+
+
+def launch_id(environment: Mapping[str, str] = os.environ) -> str:
+    """Returns what tells this launch of a job from an earlier one in the same folder; equal on all ranks."""
     if "TORCHELASTIC_RUN_ID" in environment:
         meeting = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
         names = ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", *meeting]
@@ -95,17 +131,17 @@ def launch_name(environment: Mapping[str, str] = os.environ) -> str:
     return " ".join(environment.get(name, "") for name in names)
 
 
-def is_worker_of_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether torchrun started this process, be it the only one."""
+def is_torchrun_worker(environment: Mapping[str, str] = os.environ) -> bool:
+    """Tells whether torchrun started this process, be it the only one."""
     return "TORCHELASTIC_RUN_ID" in environment
 
 
-def nodes_of_job(environment: Mapping[str, str] = os.environ) -> int:
-    """The number of machines of the Slurm job whose shell this is; 1 elsewhere."""
+def slurm_num_nodes(environment: Mapping[str, str] = os.environ) -> int:
+    """Returns the number of machines of the Slurm job whose shell this is; 1 elsewhere."""
     return _number(environment, "SLURM_JOB_NUM_NODES", 1)
 
 
-def _of_slurm(environment: Mapping[str, str]) -> Rank | None:
+def _of_slurm(environment: Mapping[str, str]) -> RankInfo | None:
     """The rank that srun gave this process; None outside a step."""
     # A batch script has SLURM_PROCID=0 and the job's SLURM_NTASKS too; only srun numbers a step.
     if "SLURM_PROCID" not in environment:
@@ -122,8 +158,8 @@ def _of_slurm(environment: Mapping[str, str]) -> Rank | None:
         )
     world_size = _number(environment, size_name)
     if world_size == 1:
-        return Rank(0, 0, 1, 1)
-    return Rank(
+        return RankInfo(0, 0, 1, 1)
+    return RankInfo(
         _number(environment, "SLURM_PROCID"),
         _number(environment, "SLURM_LOCALID"),
         world_size,

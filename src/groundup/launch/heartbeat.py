@@ -1,155 +1,150 @@
-"""Where each rank is: its step and phase, in a page of memory that outlives it and that others can read.
+"""Heartbeats: each rank's step and phase, in a memory-mapped file that other processes read.
 
-The page is a small mapped file in the folder of the launch: noting costs under a microsecond, a killed
-rank's last note stays, and the other ranks and the launcher read it without asking.
+Recording costs about a microsecond, a killed rank's last record stays in its file, and the other ranks and
+the launcher read it without asking.
 """
 
 import dataclasses
-import functools
 import mmap
 import os
 import socket
 import struct
 import time
 from pathlib import Path
+from typing import Self
 
-from groundup.launch.env import launched
+from groundup.launch.env import failures_dir, own_rank
 
-FOLDER_VARIABLE = "GROUNDUP_FAILURES"
-"""Names the folder in which ranks leave their places and failures; unset where nobody reads them."""
-
-LAUNCHER_VARIABLE = "GROUNDUP_LAUNCHER"
-"""Set by our own launcher, which speaks for its ranks: the number of the pipe to its terminal."""
-
-_NOTE = struct.Struct("<qqdBB46s")  # step, notes so far, Unix time, whether long, bytes of phase, phase
-_BEAT_AT = _NOTE.size
-_BEAT = struct.Struct("<d")  # Unix time
-_PROCESS_AT = _BEAT_AT + _BEAT.size
-_PROCESS = struct.Struct("<qB63s")  # process id, bytes of host, host
-_PAGE_BYTES = _PROCESS_AT + _PROCESS.size
+# step, records so far, Unix time of the record, of the last sign of life, process id, is_long, phase, host
+_FORMAT = struct.Struct("<qqddq?47p64p")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a rank was last seen.
+class Heartbeat:
+    """What a rank last said of itself.
 
     Attributes:
-        step: Training step in hand, from 1; 0 before the first.
-        phase: What it is doing.
-        notes: How often it has said so: the higher, the further it is.
-        time: Unix time of the last note.
+        step: Training step in progress, from 1; 0 before the first.
+        phase: What it is doing: "reading data", "training", ...
+        num_records: How often it has recorded progress: a rank with a higher number is further.
+        time: Unix time of the last record.
         is_long: Whether the phase may take far longer than a step.
-        beat: Unix time of its last sign of life, whether it gets on or not; 0 before the first.
-        process: Its number on its machine.
+        last_beat: Unix time of the last sign of life, with progress or without; 0 before the first.
+        process: Process id on its machine.
         host: Name of its machine.
     """
 
     step: int = 0
     phase: str = "start"
-    notes: int = 0
+    num_records: int = 0
     time: float = 0.0
     is_long: bool = True
-    beat: float = 0.0
+    last_beat: float = 0.0
     process: int = 0
     host: str = ""
 
-
-def progress_note(step: int, phase: str, *, is_long: bool = False) -> None:
-    """Notes where this rank is, for the report of a failure and against hangs; cheap (a microsecond).
-
-    Args:
-        step: Training step in hand.
-        phase: What is being done: "reading data", "training", ...
-        is_long: Whether it may take far longer than a step, as saving may.
-    """
-    _here.step, _here.phase, _here.is_long = step, phase, is_long
-    _here.notes += 1
-    page = _page()
-    if page:
-        text = phase.encode()[:46]
-        _NOTE.pack_into(page, 0, step, _here.notes, time.time(), is_long, len(text), text)
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended; False for one on another machine, of which that is not known."""
+        if self.host != socket.gethostname() or not self.process:
+            return False
+        try:
+            os.kill(self.process, 0)
+            state = Path(f"/proc/{self.process}/stat")
+            return state.is_file() and state.read_text().rpartition(")")[2].split()[0] == "Z"
+        except (ProcessLookupError, FileNotFoundError):
+            return True
+        except PermissionError:  # another user's has taken the number
+            return True
 
 
-def progress_continues() -> None:
-    """Notes that the present phase gets on, for phases without a known length."""
-    progress_note(_here.step, _here.phase, is_long=_here.is_long)
-
-
-def here() -> Place:
-    """Where this rank is."""
-    return Place(step=_here.step, phase=_here.phase, notes=_here.notes, is_long=_here.is_long)
-
-
-def beat(*, flush: bool) -> None:
-    """Gives a sign of life.
+class HeartbeatWriter:
+    """Writes the heartbeat of this rank.
 
     Args:
-        flush: Write it through to the file system, for readers on other machines.
+        path: The file, as ``heartbeat_path`` names it; None where nobody reads it.
     """
-    page = _page()
-    if page:
-        _BEAT.pack_into(page, _BEAT_AT, time.time())
-        if flush:
-            page.flush()
+
+    def __init__(self, path: Path | None) -> None:
+        self.current = Heartbeat()
+        self._last_beat = 0.0
+        self._host = socket.gethostname().encode()
+        self._map = _map_new_file(path) if path else None
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Returns the writer of this rank, where the environment names a folder for it."""
+        folder = failures_dir()
+        return cls(heartbeat_path(folder, own_rank()) if folder else None)
+
+    def record(self, step: int, phase: str, *, is_long: bool = False) -> None:
+        """Records progress.
+
+        Args:
+            step: Training step in progress.
+            phase: What is being done.
+            is_long: Whether it may take far longer than a step, as saving may.
+        """
+        self.current = Heartbeat(
+            step=step,
+            phase=phase,
+            num_records=self.current.num_records + 1,
+            time=time.time(),
+            is_long=is_long,
+        )
+        self._write()
+
+    def keep_alive(self) -> None:
+        """Records progress within the present phase, for phases of unknown length."""
+        self.record(self.current.step, self.current.phase, is_long=self.current.is_long)
+
+    def beat(self, *, flush: bool) -> None:
+        """Gives a sign of life without progress; called from the watchdog's thread.
+
+        Args:
+            flush: Write it through to the file system, for readers on other machines.
+        """
+        self._last_beat = time.time()
+        self._write()
+        if flush and self._map:
+            self._map.flush()
+
+    def _write(self) -> None:
+        if self._map:
+            now = self.current
+            fields = (now.step, now.num_records, now.time, self._last_beat, os.getpid(), now.is_long)
+            _FORMAT.pack_into(self._map, 0, *fields, now.phase.encode(), self._host)
 
 
-def read_place(folder: Path, rank: int) -> Place | None:
-    """Where a rank was last seen; None where it has left no page."""
+def read_heartbeat(folder: Path, rank: int) -> Heartbeat | None:
+    """Returns the last heartbeat of a rank; None where it has left none."""
     try:
-        page = page_path(folder, rank).read_bytes()
+        content = heartbeat_path(folder, rank).read_bytes()
     except FileNotFoundError:
         return None
-    if len(page) < _PAGE_BYTES:  # just being made
+    if len(content) < _FORMAT.size:  # just being made
         return None
-    step, notes, noted, is_long, size, phase = _NOTE.unpack_from(page)
-    (last_beat,) = _BEAT.unpack_from(page, _BEAT_AT)
-    process, host_size, host = _PROCESS.unpack_from(page, _PROCESS_AT)
-    return Place(
+    step, num_records, recorded, last_beat, process, is_long, phase, host = _FORMAT.unpack_from(content)
+    return Heartbeat(
         step=step,
-        phase=phase[:size].decode(errors="replace") or "start",
-        notes=notes,
-        time=noted,
-        is_long=bool(is_long),
-        beat=last_beat,
+        phase=phase.decode(errors="replace") or "start",
+        num_records=num_records,
+        time=recorded,
+        is_long=is_long,
+        last_beat=last_beat,
         process=process,
-        host=host[:host_size].decode(errors="replace"),
+        host=host.decode(errors="replace"),
     )
 
 
-def own_rank() -> int:
-    """The number of this process among the ranks; 0 where it is alone."""
-    rank = launched()
-    return rank.rank if rank else 0
+def heartbeat_path(folder: Path, rank: int) -> Path:
+    """Returns the path of a rank's heartbeat file."""
+    return folder / f"rank-{rank}.heartbeat"
 
 
-def page_path(folder: Path, rank: int) -> Path:
-    """The file of a rank's page."""
-    return folder / f"rank-{rank}.progress"
-
-
-@dataclasses.dataclass(slots=True)
-class _Here:
-    step: int = 0
-    phase: str = "start"
-    notes: int = 0
-    is_long: bool = True
-
-
-_here = _Here()  # one process is at one place
-
-
-@functools.cache
-def _page() -> mmap.mmap | None:
-    """This rank's page, in the page cache of a file; None where nobody reads it."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder:
-        return None
-    path = page_path(Path(folder), own_rank())
+def _map_new_file(path: Path) -> mmap.mmap:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # a process of an earlier launch may still have it mapped
     with path.open("x+b") as file:
-        file.truncate(_PAGE_BYTES)
-        page = mmap.mmap(file.fileno(), _PAGE_BYTES)
-    host = socket.gethostname().encode()[:63]
-    _PROCESS.pack_into(page, _PROCESS_AT, os.getpid(), len(host), host)
-    return page
+        file.truncate(_FORMAT.size)
+        return mmap.mmap(file.fileno(), _FORMAT.size)

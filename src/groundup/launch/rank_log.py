@@ -1,4 +1,4 @@
-"""Who says it: the log lines of ranks carry their number, and warnings of each reach the terminal."""
+"""Prefixes log lines with the rank, and forwards warnings of all ranks to the launcher's terminal."""
 
 import contextlib
 import logging
@@ -7,14 +7,14 @@ import sys
 import threading
 
 from groundup.core.log import logger
-from groundup.launch.heartbeat import LAUNCHER_VARIABLE
+from groundup.launch.env import launcher_pipe
 
 
-def speak_as(rank: int) -> None:
-    """Puts ``rank 3:`` before this process's log lines; passes its warnings to our launcher's terminal too.
+def prefix_log_lines(rank: int) -> None:
+    """Puts ``rank 3:`` before this process's log lines, and forwards its warnings to our launcher.
 
     Args:
-        rank: Of this process; rank 0 speaks for all and changes nothing.
+        rank: Of this process; for rank 0, which logs for all, nothing changes.
     """
     if rank == 0:
         return
@@ -24,14 +24,15 @@ def speak_as(rank: int) -> None:
         return True
 
     logger.addFilter(number)
-    if LAUNCHER_VARIABLE in os.environ:
-        handler = _ToTerminal(int(os.environ[LAUNCHER_VARIABLE]))
+    descriptor = launcher_pipe()
+    if descriptor is not None:
+        handler = _ToTerminal(descriptor)
         handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
         logger.addHandler(handler)
 
 
 class _ToTerminal(logging.Handler):
-    """Warnings into the pipe to the launcher."""
+    """WarningRelay into the pipe to the launcher."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(logging.WARNING)
@@ -43,31 +44,31 @@ class _ToTerminal(logging.Handler):
             os.write(self.descriptor, line.encode() + b"\n")
 
 
-class Warnings:
-    """The launcher's side: shows what ranks warn of as it comes; what one has said others do not repeat.
+class WarningRelay:
+    """The launcher's end: prints the warnings of ranks as they come, each only once however many repeat it.
 
-    Give ``descriptor`` to the ranks, then ``listen``; ``close`` when they have ended.
+    Give ``descriptor`` to the ranks, then call ``listen``, and ``close`` when they have ended.
     """
 
     def __init__(self) -> None:
         self._reading, self.descriptor = os.pipe()
-        self._thread = threading.Thread(target=self._show, daemon=True)
+        self._thread = threading.Thread(target=self._print, daemon=True)
 
     def listen(self) -> None:
-        """From now on only the ranks can write."""
+        """Prints from now on; from here only the ranks can write."""
         os.close(self.descriptor)
         self._thread.start()
 
     def close(self) -> None:
-        """Shows what is left; does not wait for what a rank has started and left behind."""
+        """Prints what is left, without waiting for processes that a rank has left behind."""
         self._thread.join(timeout=1.0)
 
-    def _show(self) -> None:
-        said = set()
+    def _print(self) -> None:
+        printed = set()
         with os.fdopen(self._reading, errors="replace") as lines:
             for line in lines:
-                _, _, words = line.partition(": ")
-                if words not in said:
-                    said.add(words)
+                _, _, message = line.partition(": ")
+                if message not in printed:
+                    printed.add(message)
                     sys.stderr.write(line)
                     sys.stderr.flush()

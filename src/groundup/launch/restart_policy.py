@@ -1,11 +1,11 @@
-"""Whether a failed run is started again: not for what would come again."""
+"""The restart policy: retries transient failures, never deterministic ones."""
 
 import dataclasses
 import re
 import signal
 from collections.abc import Callable
 
-from groundup.launch.errors import Failure
+from groundup.launch.errors import RankFailure
 
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM)
 _VARIES = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
@@ -14,63 +14,63 @@ _VARIES = re.compile(r"0x[0-9a-f]+|\d+(\.\d+)?")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """Attributes: ``words`` say it in one line, empty where nobody asked for restarts."""
+    """Attributes: ``message`` says it in one line, empty where nobody asked for restarts."""
 
-    again: bool
-    words: str
+    restart: bool
+    message: str
 
 
-class Restarts:
-    """Counts the attempts of a run, and decides after each failure.
+class RestartPolicy:
+    """Counts the restarts of a run, and decides after each failure.
 
     Args:
-        most: Restarts at most.
-        newest_step: Tells the step of the newest sound checkpoint; 0 without one.
+        max_restarts: So many at most.
+        newest_step: Returns the step of the newest sound checkpoint; 0 without one.
     """
 
-    def __init__(self, most: int, newest_step: Callable[[], int]) -> None:
-        self.most = most
-        self.done = 0
+    def __init__(self, max_restarts: int, newest_step: Callable[[], int]) -> None:
+        self.max_restarts = max_restarts
+        self.num_restarts = 0
         self._newest_step = newest_step
         self._before: tuple[object, ...] | None = None
 
-    def decide(self, failure: Failure, *, oom_kills: int) -> Decision:
-        """What to do after a failure.
+    def decide(self, failure: RankFailure, *, oom_kills: int) -> Decision:
+        """Returns what to do after a failure.
 
         Args:
-            failure: The first one of the attempt.
+            failure: The root cause of the attempt's end.
             oom_kills: Processes that the kernel killed meanwhile for want of memory.
         """
-        if self.most == 0:
+        if self.max_restarts == 0:
             return Decision(False, "")
         if failure.needs_user:
-            return Decision(False, f"not restarted: {failure.kind} would come again until it is mended")
-        if self.done == self.most:
-            return Decision(False, f"not restarted: --max-restarts {self.most} are used up")
+            return Decision(False, f"not restarting: {failure.kind} is not transient; fix it first")
+        if self.num_restarts == self.max_restarts:
+            return Decision(False, f"not restarting: all {self.max_restarts} of --max-restarts are used")
         step = self._newest_step()
         # Who kills a rank from outside does not do so because of what the rank was doing.
-        by_chance = failure.exit_code in _FROM_OUTSIDE and not oom_kills
-        same = None if by_chance else (step, failure.step, failure.phase, _way(failure))
+        from_outside = failure.exit_code in _FROM_OUTSIDE and not oom_kills
+        same = None if from_outside else (step, failure.step, failure.phase, _signature(failure))
         if same is not None and same == self._before:
             return Decision(
                 False,
-                f"not restarted: it failed twice in the same way{_at(failure)}, with no checkpoint between",
+                f"not restarting: it failed twice in the same way{_at(failure)}, with no checkpoint between",
             )
         self._before = same
-        self.done += 1
+        self.num_restarts += 1
         where = f"from step {step}" if step else "from the beginning"
         what = failure.message.splitlines()[0]
         kind = "" if failure.kind == "exit" else f"{failure.kind}: "
         return Decision(
             True,
-            f"restart {self.done} of {self.most}: all ranks continue {where}, after rank {failure.rank}"
-            f" failed{_at(failure)}: {kind}{what}",
+            f"restart {self.num_restarts} of {self.max_restarts}: all ranks continue {where},"
+            f" after rank {failure.rank} failed{_at(failure)}: {kind}{what}",
         )
 
 
-def _way(failure: Failure) -> tuple[object, ...]:
+def _signature(failure: RankFailure) -> tuple[object, ...]:
     return failure.kind, failure.exit_code, _VARIES.sub("", failure.message)
 
 
-def _at(failure: Failure) -> str:
+def _at(failure: RankFailure) -> str:
     return f" in step {failure.step} ({failure.phase})" if failure.step else f" in phase {failure.phase}"

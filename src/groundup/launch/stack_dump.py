@@ -1,4 +1,4 @@
-"""What this process's threads are doing, and whether they wait for other ranks."""
+"""Dumps the stacks of this process's threads, and tells whether they wait for other ranks."""
 
 import dataclasses
 import sys
@@ -23,24 +23,24 @@ _IDLE_FILES = ("concurrent/futures/thread.py", "torch/utils/data/_utils/pin_memo
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """Where this process stands.
+class StackDump:
+    """What the threads of this process are doing.
 
     Attributes:
-        at: Innermost place of the main thread in words, e.g. ``result in _base.py:453``.
-        waits_in: The collective in which it waits for others, with its caller; empty where it waits in none.
+        at: Innermost frame of the main thread, e.g. ``result in _base.py:453``.
+        collective: The collective in which it waits for other ranks, with its caller; empty for none.
         compiles: Whether torch.compile is at work.
-        text: The stacks of all threads but this one.
+        text: The stacks of all threads but the one that asks.
     """
 
     at: str
-    waits_in: str
+    collective: str
     compiles: bool
     text: str
 
 
-def standing() -> Standing:
-    """Looks at all threads but the one that asks."""
+def dump_stacks() -> StackDump:
+    """Returns the stacks of all threads but the one that asks."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -52,9 +52,9 @@ def standing() -> Standing:
     }
     # Threads of C++ that Python does not know are those of the backward pass.
     workers = [stack for number, stack in stacks.items() if number == main or number not in names]
-    return Standing(
-        at=_place(stacks[main][-1]) if main in stacks else "",
-        waits_in=next((found for stack in workers if (found := waits_in(stack))), ""),
+    return StackDump(
+        at=_describe(stacks[main][-1]) if main in stacks else "",
+        collective=next((found for stack in workers if (found := collective_in(stack))), ""),
         compiles=any(_is_in(frame, *_COMPILING) for stack in workers for frame in stack),
         text="".join(
             f"Thread {names.get(number, 'of C++')}:\n{''.join(traceback.format_list(stack))}"
@@ -64,8 +64,8 @@ def standing() -> Standing:
     )
 
 
-def waits_in(stack: Sequence[FrameSummary]) -> str:
-    """The collective in which a thread waits for other ranks; empty where it does something else.
+def collective_in(stack: Sequence[FrameSummary]) -> str:
+    """Returns the collective in which a thread waits for other ranks; empty where it does something else.
 
     Args:
         stack: The outermost frame first.
@@ -79,10 +79,10 @@ def waits_in(stack: Sequence[FrameSummary]) -> str:
     while inner and (_is_in(inner[-1], _COLLECTIVES, *_THROUGH)):
         frame = inner.pop()
         collective = collective if _is_in(frame, _LOGGING) else frame
-    return f"{collective.name}, called by {_place(inner[-1])}" if inner else collective.name
+    return f"{collective.name}, called by {_describe(inner[-1])}" if inner else collective.name
 
 
-def _place(frame: FrameSummary) -> str:
+def _describe(frame: FrameSummary) -> str:
     return f"{frame.name} in {PurePath(frame.filename).name}:{frame.lineno}"
 
 

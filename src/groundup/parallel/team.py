@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from groundup.core.errors import MachineError
-from groundup.launch.env import Rank
+from groundup.launch.env import RankInfo
 from groundup.parallel.layout import Layout
 
 
@@ -102,7 +102,7 @@ class Team:
             dist.barrier()
 
 
-def assemble(layout: Layout, rank: Rank | None, device: torch.device) -> Team:
+def assemble(layout: Layout, rank: RankInfo | None, device: torch.device) -> Team:
     """Joins the other ranks, where there are any.
 
     Args:

@@ -13,7 +13,8 @@ from groundup.core.errors import ConfigError
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.progress import human_count
-from groundup.launch.env import launched
+from groundup.launch.env import rank_from_env
+from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import parallelize
@@ -53,6 +54,7 @@ class Run:
     state: TrainState
     team: Team
     writer: Writer
+    heartbeat: HeartbeatWriter
 
     @property
     def checkpoints_dir(self) -> Path:
@@ -93,7 +95,7 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, team: Team) -> Writer:
     )
 
 
-def build_run(config: TrainConfig) -> Run:
+def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> Run:
     """Prepares a run, and continues it from its newest sound checkpoint where there is one.
 
     Raises:
@@ -102,7 +104,7 @@ def build_run(config: TrainConfig) -> Run:
         ConfigError: The model's vocabulary is not the tokenizer's.
         CheckpointError: The run folder holds another run, or damaged checkpoints only.
     """
-    rank = launched()
+    rank = rank_from_env()
     require_layout(
         config.layout,
         config.model,
@@ -165,6 +167,7 @@ def build_run(config: TrainConfig) -> Run:
         state=state,
         team=team,
         writer=writer_of(config, tokenizer, team),
+        heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
         state.restore(newest, config, team)  # last: each rank reads what it has, to where it is

@@ -5,7 +5,7 @@ from typing import Literal
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
-from groundup.launch.watchdog import HangConfig
+from groundup.launch.watchdog import WatchdogConfig
 from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout
 from groundup.parallel.recompute import Recompute
@@ -138,7 +138,7 @@ class TrainConfig:
         checkpoint: Saving.
         ema: An average of the weights beside them.
         guard: What becomes of steps whose loss or gradient norm is far above those before.
-        hang: When ranks that do not get on are ended.
+        watchdog: When ranks that make no progress are ended.
     """
 
     run_dir: Path
@@ -169,7 +169,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     ema: EmaConfig = EmaConfig()
     guard: GuardConfig = NoGuard()
-    hang: HangConfig = HangConfig()
+    watchdog: WatchdogConfig = WatchdogConfig()
 
     def __post_init__(self) -> None:
         """Checks the settings against each other."""

@@ -3,7 +3,6 @@
 import time
 
 from groundup.core.progress import human_count, human_seconds
-from groundup.launch.heartbeat import here
 from groundup.train.build import Run
 from groundup.train.metrics import Stopwatch
 
@@ -21,7 +20,7 @@ class LiveStatus:
         self._tokens_per_second = 0.0
         self._phase = ("", 0)
         self._phase_began = time.monotonic()
-        self._notes_before = 0
+        self._records_before = 0
         self.begin(Stopwatch())
 
     def begin(self, stopwatch: Stopwatch, loss: float | None = None) -> None:
@@ -32,18 +31,18 @@ class LiveStatus:
 
     def text(self) -> str:
         """Step, loss of the last log line, speed and time left; how long a validation or a save takes."""
-        state, config, place = self._run.state, self._run.config, here()
-        if (place.phase, place.step) != self._phase:
-            self._phase, self._phase_began = (place.phase, place.step), time.monotonic()
-            self._notes_before = place.notes
+        state, config, heartbeat = self._run.state, self._run.config, self._run.heartbeat.current
+        if (heartbeat.phase, heartbeat.step) != self._phase:
+            self._phase, self._phase_began = (heartbeat.phase, heartbeat.step), time.monotonic()
+            self._records_before = heartbeat.num_records
         tokens = state.tokens - self._tokens_before
-        if tokens and not place.is_long:
+        if tokens and not heartbeat.is_long:
             self._tokens_per_second = tokens / self._stopwatch.seconds()
         parts = [f"step {state.step}/{config.num_steps} ({state.step / config.num_steps:.0%})", self._loss]
-        if place.is_long:
-            batches = place.notes - self._notes_before
+        if heartbeat.is_long:
+            batches = heartbeat.num_records - self._records_before
             took = human_seconds(time.monotonic() - self._phase_began)
-            parts.append(f"{place.phase} {took}" + (f", batch {batches}" if batches else ""))
+            parts.append(f"{heartbeat.phase} {took}" + (f", batch {batches}" if batches else ""))
         elif self._tokens_per_second and state.step < config.num_steps:
             end = config.batch_sizes.after(config.num_steps - state.step, begin=state.samples)
             left = (end - state.samples) * config.data.sequence_length / self._tokens_per_second

@@ -9,7 +9,7 @@ import torch
 
 from groundup.core.live_line import LiveLine
 from groundup.core.log import logger
-from groundup.launch.heartbeat import progress_note
+from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.sharding import left_sharded
 from groundup.tokens.samples.dataset import Samples
@@ -71,7 +71,9 @@ class Complete(Protocol):
         ...
 
 
-def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dict[str, Evaluation]:
+def train(
+    config: TrainConfig, *, evaluate: Evaluate, complete: Complete, heartbeat: HeartbeatWriter | None = None
+) -> dict[str, Evaluation]:
     """Trains from scratch, or on from the run folder's newest checkpoint, to ``config.num_steps``.
 
     Returns:
@@ -82,7 +84,7 @@ def train(config: TrainConfig, *, evaluate: Evaluate, complete: Complete) -> dic
         Interrupted: By Ctrl-C or SIGTERM, after saving.
         GroundupError: See ``build_run`` and ``train_step``.
     """
-    run = build_run(config)
+    run = build_run(config, heartbeat)
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
@@ -114,9 +116,9 @@ def _train(
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # there must be something to go back to
         while state.step < config.num_steps:
-            progress_note(state.step + 1, "reading data")
+            run.heartbeat.record(state.step + 1, "reading data")
             batch = batches.next_batch()
-            progress_note(state.step + 1, "training")
+            run.heartbeat.record(state.step + 1, "training")
             random = RandomStates.now()
             try:
                 with threads.step(len(batch.tokens_BT)):
@@ -140,13 +142,13 @@ def _train(
                     if _due(state.step, config.validation.interval) and run.splits.validation and not last:
                         _validate(run, metrics, evaluate, "validation", config.validation.num_batches)
                     if _due(state.step, config.sample.interval):
-                        progress_note(state.step, "sampling", is_long=True)
+                        run.heartbeat.record(state.step, "sampling", is_long=True)
                         text = complete(run)
                         logger.info("step %d: %s%s", state.step, config.sample.prompt, text)
                         metrics.record("sample", state.step, text=config.sample.prompt + text)
                 stopping = team.any(interruption.requested or run.writer.has_failed)
                 if last or stopping or _due(state.step, config.checkpoint.interval):
-                    progress_note(state.step, "saving", is_long=True)
+                    run.heartbeat.record(state.step, "saving", is_long=True)
                     run.save(wait=last or stopping)
             if stopping and not last:
                 raise Interrupted(state.step, interruption.number)
@@ -247,7 +249,7 @@ def _validate(
     run: Run, metrics: Metrics, evaluate: Evaluate, name: str, num_batches: int
 ) -> dict[str, Evaluation]:
     """Evaluates a split, with the average of the weights too where there is one."""
-    progress_note(run.state.step, "validating", is_long=True)
+    run.heartbeat.record(run.state.step, "validating", is_long=True)
     with left_sharded(run.state.parts):
         found = {name: evaluate(run, getattr(run.splits, name), num_batches)}
     if run.state.average:

@@ -3,7 +3,6 @@
 import shlex
 
 from groundup.core.errors import GroundupError, TrainingError
-from groundup.launch.heartbeat import progress_note
 from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.build import Run
 from groundup.train.bundle import StepFacts, write_bundle
@@ -22,7 +21,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
         error: What the step ended with.
         random: This rank's generators before the step.
     """
-    progress_note(error.step, "finding what is not finite", is_long=True)
+    run.heartbeat.record(error.step, "finding what is not finite", is_long=True)
     run.state.optimizers.zero_grad()
     facts = StepFacts(
         step=error.step,

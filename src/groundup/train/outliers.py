@@ -6,7 +6,6 @@ from typing import Literal
 from groundup.checkpoint import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
-from groundup.launch.heartbeat import progress_note
 from groundup.train.build import Run
 from groundup.train.bundle import StepFacts, write_bundle
 from groundup.train.guard import RollbackGuard
@@ -45,10 +44,10 @@ def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: Rando
     )
     action: Literal["skip", "rollback"] = guard.config.kind
     if guard.config.bundle:
-        progress_note(step, "saving an outlier", is_long=True)
+        run.heartbeat.record(step, "saving an outlier", is_long=True)
         logger.warning("step %d is in %s, for `groundup replay`", step, write_bundle(run, facts, random))
     if isinstance(guard.config, RollbackGuard):
-        progress_note(step, "going back", is_long=True)
+        run.heartbeat.record(step, "going back", is_long=True)
         _go_back(run, guard.config, step)
         metrics.go_back(state.step)
     guard.note(step=step, samples=result.first_sample, reason=result.outlier, action=action)

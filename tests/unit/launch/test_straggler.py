@@ -6,20 +6,20 @@ from traceback import FrameSummary
 import pytest
 
 from groundup.launch import stack_dump
-from groundup.launch.heartbeat import Place
-from groundup.launch.straggler import Stall, judge
+from groundup.launch.heartbeat import Heartbeat
+from groundup.launch.straggler import Stall, find_straggler
 
 NOW = 1000.0
 HERE, THERE = "node1", "node2"
 
 
-def stall(rank, waits_for="", step=12, notes=50) -> Stall:
+def stall(rank, waits_for="", step=12, num_records=50) -> Stall:
     return Stall(
         rank=rank,
         host=HERE,
         step=step,
         phase="training",
-        notes=notes,
+        num_records=num_records,
         seconds=60.0,
         waits_for=waits_for,
         at="read in x.py:1",
@@ -31,10 +31,11 @@ def stall(rank, waits_for="", step=12, notes=50) -> Stall:
 def verdict(*stalls, silent=0.0, host=HERE, world_size=3):
     """Of three ranks, those that have not stalled were last heard of so many seconds ago."""
     found = {one.rank: one for one in stalls}
-    places = {
-        rank: Place(beat=NOW - (0 if rank in found else silent), host=host) for rank in range(world_size)
+    heartbeats = {
+        rank: Heartbeat(last_beat=NOW - (0 if rank in found else silent), host=host)
+        for rank in range(world_size)
     }
-    return judge(found, places, host=HERE, now=NOW, world_size=world_size)
+    return find_straggler(found, heartbeats, host=HERE, now=NOW, world_size=world_size)
 
 
 WAITS = "all_reduce, called by sum in team.py:58"
@@ -42,13 +43,13 @@ WAITS = "all_reduce, called by sum in team.py:58"
 
 def test_who_waits_for_nobody_is_the_culprit_whatever_the_others_say():
     found = verdict(stall(0, WAITS), stall(1), stall(2, WAITS))
-    assert (found.culprits, found.silent) == ((1,), False)
+    assert (found.ranks, found.silent) == ((1,), False)
     assert found.reason == f"2 ranks (0, 2) wait in {WAITS}"
 
 
 def test_of_two_that_wait_for_nobody_the_one_behind_is():
-    assert verdict(stall(0, notes=51), stall(2, notes=50)).culprits == (2,)
-    assert verdict(stall(0, step=13, notes=40), stall(2, step=12, notes=41)).culprits == (2,)
+    assert verdict(stall(0, num_records=51), stall(2, num_records=50)).ranks == (2,)
+    assert verdict(stall(0, step=13, num_records=40), stall(2, step=12, num_records=41)).ranks == (2,)
 
 
 def test_a_rank_that_still_gets_on_is_waited_for():
@@ -59,25 +60,28 @@ def test_a_rank_that_still_gets_on_is_waited_for():
 def test_a_rank_without_a_sign_of_life_is_the_culprit(host, seconds, is_culprit):
     found = verdict(stall(0, WAITS), stall(2, WAITS), silent=seconds, host=host)
     assert (found is not None) == is_culprit
-    assert not is_culprit or (found.culprits == (1,) and found.silent)
+    assert not is_culprit or (found.ranks == (1,) and found.silent)
 
 
 def test_a_rank_that_has_left_no_page_is_not_accused():
-    assert judge({0: stall(0, WAITS)}, {0: Place(beat=NOW)}, host=HERE, now=NOW, world_size=2) is None
+    assert (
+        find_straggler({0: stall(0, WAITS)}, {0: Heartbeat(last_beat=NOW)}, host=HERE, now=NOW, world_size=2)
+        is None
+    )
 
 
 def test_where_all_wait_the_one_behind_or_elsewhere_is_the_culprit():
-    behind = verdict(stall(0, WAITS), stall(1, WAITS, notes=49), stall(2, WAITS))
-    assert behind.culprits == (1,)
+    behind = verdict(stall(0, WAITS), stall(1, WAITS, num_records=49), stall(2, WAITS))
+    assert behind.ranks == (1,)
     assert "behind" in behind.reason
     elsewhere = verdict(stall(0, WAITS), stall(1, "barrier"), stall(2, WAITS))
-    assert elsewhere.culprits == (1,)
+    assert elsewhere.ranks == (1,)
     assert f"2 of 3 in {WAITS}" in elsewhere.reason
 
 
 def test_where_all_wait_at_the_same_place_none_is_singled_out():
     found = verdict(*(stall(rank, WAITS) for rank in range(3)))
-    assert found.culprits == (0, 1, 2)
+    assert found.ranks == (0, 1, 2)
     assert "wait for each other" in found.reason
 
 
@@ -89,7 +93,7 @@ OURS = frame("groundup/parallel/team.py", "sum", 58)
 
 
 @pytest.mark.parametrize(
-    ("inner", "waits_in"),
+    ("inner", "collective_in"),
     [
         (
             [
@@ -117,16 +121,16 @@ OURS = frame("groundup/parallel/team.py", "sum", 58)
         ),
     ],
 )
-def test_a_stack_tells_whether_it_waits_for_other_ranks(inner, waits_in):
-    assert stack_dump.waits_in([OURS, *inner]) == waits_in
+def test_a_stack_tells_whether_it_waits_for_other_ranks(inner, collective_in):
+    assert stack_dump.collective_in([OURS, *inner]) == collective_in
 
 
-def test_standing_shows_the_main_thread_from_another():
+def test_a_dump_shows_the_main_thread_from_another():
     found = []
-    watch = threading.Thread(target=lambda: found.append(stack_dump.standing()))
+    watch = threading.Thread(target=lambda: found.append(stack_dump.dump_stacks()))
     watch.start()
     watch.join()
-    (standing,) = found
-    assert standing.text.startswith("Thread MainThread:")
-    assert "test_standing_shows_the_main_thread_from_another" in standing.text
-    assert (standing.waits_in, standing.compiles) == ("", False)
+    (stacks,) = found
+    assert stacks.text.startswith("Thread MainThread:")
+    assert "test_a_dump_shows_the_main_thread_from_another" in stacks.text
+    assert (stacks.collective, stacks.compiles) == ("", False)

@@ -1,10 +1,10 @@
-"""The first failure in words: who, where, what, why it may be and what to do."""
+"""Describes the root cause for the user: which rank, where, what, the likely reason and what to do."""
 
 import re
 import signal
 from pathlib import Path
 
-from groundup.launch.errors import Failure
+from groundup.launch.errors import RankFailure
 
 _SHOWN_LINES = 20
 _OUT_OF_MEMORY = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
@@ -19,11 +19,11 @@ _SIGNALS = {
 }
 
 
-def describe_failure(failure: Failure, *, log: Path | None, oom_kills: int) -> str:
-    """The launcher's last words.
+def describe_failure(failure: RankFailure, *, log: Path | None, oom_kills: int) -> str:
+    """Returns the lines that the launcher prints last.
 
     Args:
-        failure: The first one.
+        failure: The root cause.
         log: What the rank wrote; None where that went to the terminal.
         oom_kills: Processes that the kernel has killed for want of memory since the launch.
     """
@@ -38,8 +38,8 @@ def describe_failure(failure: Failure, *, log: Path | None, oom_kills: int) -> s
     return "\n".join(lines)
 
 
-def evidence(failure: Failure, output: str) -> str:
-    """What belongs above the last words: the traceback, or else the last lines that the rank wrote."""
+def failure_excerpt(failure: RankFailure, output: str) -> str:
+    """Returns what stands above the description: the traceback, or else the rank's last lines."""
     if failure.traceback:
         lines = failure.traceback.splitlines()
     elif failure.exit_code is not None:
@@ -50,12 +50,12 @@ def evidence(failure: Failure, output: str) -> str:
 
 
 def count_oom_kills() -> int:
-    """Processes that this machine's kernel has killed for want of memory; 0 where it does not say."""
+    """Returns how many processes the kernel has killed for want of memory; 0 where it does not say."""
     found = re.search(r"^oom_kill (\d+)$", _text("/proc/vmstat"), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
-def _hint(failure: Failure, oom_kills: int) -> str:
+def _hint(failure: RankFailure, oom_kills: int) -> str:
     code = failure.exit_code
     if code is not None and code == -signal.SIGKILL:
         cause = (
@@ -72,12 +72,12 @@ def _hint(failure: Failure, oom_kills: int) -> str:
         return "It left no exception."
     if not failure.needs_user and _OUT_OF_MEMORY.search(f"{failure.kind}: {failure.message}"):
         return (
-            "The GPU's memory is full. Halve micro_batch_size (global_batch_size stays, so the losses do);"
-            " next, recompute.mode=selective, layout.zero=3, or a larger layout.tp."
+            "The GPU's memory is full. Halve micro_batch_size (global_batch_size stays, so results do not"
+            " change); next, recompute.mode=selective, layout.zero=3, or a larger layout.tp."
         )
     if "EADDRINUSE" in failure.message or "address already in use" in failure.message.lower():
         return "Another program took the port where the ranks meet: run again, or set MASTER_PORT."
-    if failure.follows_another:
+    if failure.is_peer_loss:
         return "It lost another rank, which left no trace here; under several launchers, look at the others'."
     return ""
 
