@@ -35,7 +35,7 @@ from groundup.core.files import fsync_file
 from groundup.models import ModelConfig, build_model
 from groundup.models.gpt2 import GPT2Config
 from groundup.parallel.layout import Layout
-from groundup.parallel.team import assemble
+from groundup.parallel.mesh import assemble
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.batches import read_batch

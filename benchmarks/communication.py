@@ -178,15 +178,15 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.launch.env import rank_from_env
     from groundup.models import build_model
     from groundup.models.initialise import initialise
+    from groundup.parallel.activation_checkpointing import Recompute
     from groundup.parallel.apply import parallelize
-    from groundup.parallel.recompute import Recompute
-    from groundup.parallel.team import assemble
+    from groundup.parallel.mesh import assemble
+    from groundup.parallel.precision import Precision
     from groundup.tokens.samples.data import DataConfig
     from groundup.train.batches import Batch, share_of_tokens
     from groundup.train.config import TrainConfig
     from groundup.train.optim import Sgd, build_optimizers
     from groundup.train.passes import add_gradients
-    from groundup.train.precision import Precision
     from groundup.train.state import TrainState
 
     config = TrainConfig(

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from groundup.models.masks import Masks
-from groundup.parallel.context import _SharedMasks, tokens_of_rank
+from groundup.parallel.context_parallel import _SharedMasks, tokens_of_rank
 
 WORLDS = (2, 4)
 

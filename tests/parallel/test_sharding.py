@@ -10,11 +10,11 @@ from torch.distributed.tensor import DTensor
 from groundup.launch.env import rank_from_env
 from groundup.models import build_model
 from groundup.models.initialise import initialise
+from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.apply import parallelize
+from groundup.parallel.fsdp import synchronise_gradients
 from groundup.parallel.layout import Layout
-from groundup.parallel.recompute import Recompute
-from groundup.parallel.sharding import synchronise_gradients
-from groundup.parallel.team import assemble
+from groundup.parallel.mesh import assemble
 from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data

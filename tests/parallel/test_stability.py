@@ -13,7 +13,7 @@ from groundup.checkpoint.groups import Group
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import TrainingError
 from groundup.eval.perplexity import Evaluation
-from groundup.parallel.gather import local
+from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
 from groundup.train.config import TrainConfig
 from groundup.train.replay import agreement, open_replayer

@@ -15,7 +15,7 @@ from groundup.models import build_model
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.initialise import initialise
 from groundup.models.llama import LlamaConfig
-from groundup.parallel.tensor import (
+from groundup.parallel.tensor_parallel import (
     _key_value_heads,
     finish_gradients,
     parallelize_tensors,

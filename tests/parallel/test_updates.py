@@ -11,9 +11,10 @@ import torch
 
 from groundup.checkpoint import store
 from groundup.checkpoint.groups import Group
-from groundup.parallel.gather import local
+from groundup.parallel import precision
+from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
-from groundup.train import precision, step
+from groundup.train import step
 from groundup.train.config import TrainConfig
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import losses, make_config, make_data, records_of, run

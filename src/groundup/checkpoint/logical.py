@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import ModelConfig, axes_of
 from groundup.models.spec import dimensions_of
-from groundup.parallel.gather import whole
+from groundup.parallel.dtensor import whole
 
 
 def logical(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:

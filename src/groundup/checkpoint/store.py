@@ -26,7 +26,7 @@ from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import checksum
 from groundup.core.log import logger
 from groundup.core.manifest import damage
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
 
 MARKER = "COMPLETE"  # holds the checksum of the manifest, which has those of all other files
 _FOLDER = re.compile(r"step_(\d+)")

@@ -35,7 +35,7 @@ from groundup.core.log import logger
 from groundup.core.manifest import describe_files
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
 from groundup.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")

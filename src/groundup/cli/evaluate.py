@@ -68,8 +68,8 @@ def evaluate(
     """
     from groundup.checkpoint.open import open_model
     from groundup.core.errors import ConfigError
-    from groundup.train.hardware import choose_device
-    from groundup.train.precision import choose_precision
+    from groundup.parallel.device import choose_device
+    from groundup.parallel.precision import choose_precision
 
     if split is not None and split_name in (None, "all"):
         raise ConfigError(

@@ -58,7 +58,7 @@ def generate(
     from groundup.core.errors import ConfigError
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
-    from groundup.train.hardware import choose_device
+    from groundup.parallel.device import choose_device
 
     if prompt is not None and prompt_file is not None:
         raise ConfigError("--prompt and --prompt-file are both given", fix="Give one of them.")

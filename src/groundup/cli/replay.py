@@ -74,7 +74,7 @@ def replay(
 def _print_machine(replayer: "Replayer") -> None:
     import torch
 
-    from groundup.train.hardware import describe
+    from groundup.parallel.device import describe
 
     about, precision = replayer.bundle.about, replayer.precision
     degrees = [f"{name} {replayer.bundle.layout[name]}" for name in ("pp", "dp", "cp", "tp")]

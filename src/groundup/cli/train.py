@@ -102,7 +102,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     from groundup.core.folder_lock import locked_folder
     from groundup.core.log import also_to_file
     from groundup.launch.launcher import run_ranks
-    from groundup.parallel.feasible import require_layout
+    from groundup.parallel.validate import require_layout
     from groundup.train.interruption import remove_unfinished
 
     world_size = config.layout.num_ranks

@@ -4,13 +4,13 @@ import contextlib
 from collections.abc import Callable
 
 from groundup.models import Model
-from groundup.parallel.compiling import compile_layers
-from groundup.parallel.context import apply_context
-from groundup.parallel.pipeline import Pipeline
-from groundup.parallel.recompute import Recompute, recompute_layers
-from groundup.parallel.sharding import shard_over_data
-from groundup.parallel.team import Team
-from groundup.parallel.tensor import parallelize_tensors
+from groundup.parallel.activation_checkpointing import Recompute, recompute_layers
+from groundup.parallel.compile import compile_layers
+from groundup.parallel.context_parallel import apply_context
+from groundup.parallel.fsdp import shard_over_data
+from groundup.parallel.mesh import Team
+from groundup.parallel.pipeline_parallel import Pipeline
+from groundup.parallel.tensor_parallel import parallelize_tensors
 
 
 def parallelize(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import DataError
-from groundup.parallel.context import tokens_of_rank
+from groundup.parallel.context_parallel import tokens_of_rank
 from groundup.tokens.samples.dataset import PADDING, Samples
 from groundup.tokens.samples.predictions import Predictions, read_predictions
 from groundup.train.loss import IGNORE

@@ -18,10 +18,12 @@ from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import parallelize
-from groundup.parallel.feasible import require_layout
+from groundup.parallel.device import choose_device, describe
 from groundup.parallel.layout import describe as describe_layout
-from groundup.parallel.materialise import materialise
-from groundup.parallel.team import Team, assemble
+from groundup.parallel.mesh import Team, assemble
+from groundup.parallel.meta_init import materialise
+from groundup.parallel.precision import LossScaler, Precision, choose_precision
+from groundup.parallel.validate import require_layout
 from groundup.tokens.samples.dataset import Samples
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.tokens.samples.splits import Splits, open_splits, require_plan, tokenizer_of_data
@@ -30,9 +32,7 @@ from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.guard import Guard, NoGuard, RollbackGuard
-from groundup.train.hardware import choose_device, describe
 from groundup.train.optim import build_optimizers
-from groundup.train.precision import LossScaler, Precision, choose_precision
 from groundup.train.resume import CHECKPOINTS, checkpoint_to_continue
 from groundup.train.start import begin
 from groundup.train.state import TrainState

@@ -21,12 +21,12 @@ from groundup.checkpoint.writer import Writer
 from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import Manifest, damage, describe_files
+from groundup.parallel.device import describe
 from groundup.tokens.samples.trace import Piece, trace_sample
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
 from groundup.train.batches import Batch, read_batch
 from groundup.train.build import Run
 from groundup.train.config import TrainConfig
-from groundup.train.hardware import describe
 from groundup.train.randomness import RandomStates
 
 _MANIFEST = "bundle.json"

@@ -7,14 +7,14 @@ from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
 from groundup.models import ModelConfig
+from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.layout import Layout
-from groundup.parallel.recompute import Recompute
+from groundup.parallel.precision import LossScaleConfig, PrecisionName
 from groundup.tokens.samples.data import DataConfig
 from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
 from groundup.train.ema import EmaConfig
 from groundup.train.guard import GuardConfig, NoGuard, RollbackGuard
 from groundup.train.optim import AdamW, Optimizer
-from groundup.train.precision import LossScaleConfig, PrecisionName
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup

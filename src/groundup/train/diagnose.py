@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groundup.parallel.gather import local
+from groundup.parallel.dtensor import local
 from groundup.train.batches import Batch
 
 _SHOWN = 8

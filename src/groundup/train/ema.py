@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from groundup.core.config import config
 from groundup.core.config_class import Probability
-from groundup.parallel.gather import local
+from groundup.parallel.dtensor import local
 
 
 @config

@@ -11,14 +11,14 @@ from groundup.core.live_line import LiveLine
 from groundup.core.log import logger
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models.count import training_flops_per_token
-from groundup.parallel.sharding import left_sharded
+from groundup.parallel.device import peak_flops, peak_memory_bytes
+from groundup.parallel.fsdp import left_sharded
 from groundup.tokens.samples.dataset import Samples
 from groundup.train import out_of_memory
 from groundup.train.batches import read_batch
 from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
 from groundup.train.guard import RollbackGuard
-from groundup.train.hardware import peak_flops, peak_memory_bytes
 from groundup.train.interruption import Interrupted, Interruption
 from groundup.train.live import LiveStatus
 from groundup.train.metrics import Interval, Metrics, Stopwatch

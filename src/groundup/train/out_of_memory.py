@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import MachineError
-from groundup.parallel.gather import local
+from groundup.parallel.dtensor import local
 from groundup.train.config import TrainConfig
 from groundup.train.state import TrainState
 

@@ -5,15 +5,15 @@ from torch import Tensor
 
 from groundup.models import Model
 from groundup.models.mode import evaluating
-from groundup.parallel.pipeline import Inputs
-from groundup.parallel.sharding import synchronise_gradients
-from groundup.parallel.team import Team
-from groundup.parallel.tensor import finish_gradients, vocabulary_shard
+from groundup.parallel.fsdp import synchronise_gradients
+from groundup.parallel.mesh import Team
+from groundup.parallel.pipeline_parallel import Inputs
+from groundup.parallel.precision import Precision
+from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
 from groundup.tokens.samples.predictions import Predictions
 from groundup.train.batches import Batch, from_predictions, share_of_rows, share_of_tokens
 from groundup.train.config import TrainConfig
 from groundup.train.loss import linear_cross_entropy
-from groundup.train.precision import Precision
 from groundup.train.state import TrainState
 
 
@@ -79,7 +79,7 @@ def loss_without_gradients(
 ) -> float:
     """The loss summed over the targets of a batch that all ranks have, each of which computes its share.
 
-    Weights that are sharded are left gathered: see ``parallel.sharding.left_sharded``.
+    Weights that are sharded are left gathered: see ``parallel.fsdp.left_sharded``.
     """
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     rows = share_of_rows(from_predictions(predictions), team.dp_rank, team.dp)

@@ -11,17 +11,17 @@ from groundup.checkpoint.groups import Group, load_into
 from groundup.models import Model, build_model
 from groundup.models.mode import evaluating
 from groundup.parallel.apply import parallelize
+from groundup.parallel.device import choose_device
+from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
-from groundup.parallel.norm import total_norm
-from groundup.parallel.team import Team, assemble
+from groundup.parallel.mesh import Team, assemble
+from groundup.parallel.precision import Precision, PrecisionName, choose_precision
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.batches import Batch
 from groundup.train.bundle import Bundle
 from groundup.train.diagnose import Finding, find_not_finite, largest_weight
-from groundup.train.hardware import choose_device
 from groundup.train.optim import build_optimizers
 from groundup.train.passes import add_gradients, add_micro_batch_gradients
-from groundup.train.precision import Precision, PrecisionName, choose_precision
 from groundup.train.state import TrainState, random_states
 
 ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}

@@ -11,7 +11,7 @@ from groundup.checkpoint.store import describe_damage, find_newest, point_latest
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.log import logger
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
 from groundup.train.config import TrainConfig
 from groundup.train.metrics import METRICS_FILE, last_step
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from groundup.parallel.gather import local
+from groundup.parallel.dtensor import local
 
 _BUCKET = {"cpu": 1 << 20, "cuda": 1 << 25}
 """Numbers whose moments are in fp32 at a time: as many as caches hold, or as keep a GPU busy."""

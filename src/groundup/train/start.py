@@ -16,8 +16,8 @@ from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models.initialise import initialise
-from groundup.parallel.materialise import place
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
+from groundup.parallel.meta_init import place
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.state import TrainState

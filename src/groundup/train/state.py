@@ -18,13 +18,13 @@ from groundup.checkpoint.writer import Snapshot
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
-from groundup.parallel.pipeline import Pipeline
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
+from groundup.parallel.pipeline_parallel import Pipeline
+from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.guard import Guard
 from groundup.train.optim import Optimizers
-from groundup.train.precision import LossScaler
 from groundup.train.randomness import RandomStates
 
 

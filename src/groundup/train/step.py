@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import TrainingError
-from groundup.parallel.norm import total_norm
-from groundup.parallel.team import Team
+from groundup.parallel.grad_norm import total_norm
+from groundup.parallel.mesh import Team
+from groundup.parallel.precision import Precision
 from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.config import TrainConfig
 from groundup.train.guard import Guard
 from groundup.train.passes import add_gradients
-from groundup.train.precision import Precision
 from groundup.train.schedules import lr_ratio
 from groundup.train.state import TrainState
 

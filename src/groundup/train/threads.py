@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from groundup.core.log import logger
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
 from groundup.train.config import TrainConfig
 
 _TURN_SECONDS = 0.05

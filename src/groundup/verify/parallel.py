@@ -11,7 +11,7 @@ from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.stages import stages_per_rank
+from groundup.parallel.pipeline_stages import stages_per_rank
 from groundup.tokens.samples.splits import tokenizer_of_data
 from groundup.train.build import require_vocabulary
 from groundup.train.config import (

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundup.parallel.context import chunks_of_rank, context_reasons, tokens_of_rank
+from groundup.parallel.context_parallel import chunks_of_rank, context_reasons, tokens_of_rank
 
 DEGREES = st.integers(1, 9)
 

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from groundup.core.errors import ConfigError
-from groundup.parallel.feasible import require_layout
 from groundup.parallel.layout import Layout
+from groundup.parallel.validate import require_layout
 from tests.instances import MODELS
 
 GPT2 = dataclasses.replace(MODELS["gpt2"], num_heads=4, hidden_size=32, ffn_size=64)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from groundup.parallel.norm import total_norm
+from groundup.parallel.grad_norm import total_norm
 
 
 def test_the_norm_of_many_numbers_is_exact_where_pytorchs_is_not() -> None:

@@ -20,8 +20,8 @@ from groundup.models.cache import KeyValueCache
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.initialise import initialise
 from groundup.models.llama import LlamaConfig
+from groundup.parallel.activation_checkpointing import Recompute, recompute_layers
 from groundup.parallel.layout import Layout
-from groundup.parallel.recompute import Recompute, recompute_layers
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
 

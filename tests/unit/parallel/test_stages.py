@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.stages import ranges, split_layers, stage_reasons, stages_of_rank, stages_per_rank
+from groundup.parallel.pipeline_stages import (
+    ranges,
+    split_layers,
+    stage_reasons,
+    stages_of_rank,
+    stages_per_rank,
+)
 
 
 def cost_of(counts: list[int], first: float, last: float) -> float:

@@ -11,12 +11,12 @@ from torch import nn
 from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, TrainingError
 from groundup.core.files import read_json, write_json
+from groundup.parallel.precision import Precision
 from groundup.tokens.samples.trace import trace_sample
 from groundup.train.batches import Batch
 from groundup.train.build import build_run
 from groundup.train.bundle import read_bundle
 from groundup.train.diagnose import find_not_finite
-from groundup.train.precision import Precision
 from groundup.train.replay import agreement, open_replayer
 from groundup.train.step import NotFinite
 from tests.runs import make_config, make_data, run

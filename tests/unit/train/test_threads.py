@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from groundup.core.log import also_to_file
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
 from groundup.train.config import TrainConfig
 from groundup.train.threads import Threads, counts_to_try
 from tests.runs import make_config, make_data, run

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 
 from groundup.core.errors import ConfigError
 from groundup.models import ModelConfig
-from groundup.parallel.context import context_reasons
+from groundup.parallel.context_parallel import context_reasons
 from groundup.parallel.layout import Layout, describe
-from groundup.parallel.stages import stage_reasons
-from groundup.parallel.tensor import tensor_reasons
+from groundup.parallel.pipeline_stages import stage_reasons
+from groundup.parallel.tensor_parallel import tensor_reasons
 
 _SHOWN = 3
 _DEGREES = ("dp", "cp", "tp", "pp")

@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from groundup.models import Model
-from groundup.parallel.pipeline import Pipeline
+from groundup.parallel.pipeline_parallel import Pipeline
 
 
 def materialise(model: Model, pipeline: Pipeline | None, device: torch.device) -> None:

@@ -27,8 +27,8 @@ from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import Model, ModelConfig, build_model
 from groundup.models.mode import evaluating
 from groundup.parallel.layout import Layout
-from groundup.parallel.stages import ranges, split_layers, stages_of_rank, stages_per_rank
-from groundup.parallel.team import Team
+from groundup.parallel.mesh import Team
+from groundup.parallel.pipeline_stages import ranges, split_layers, stages_of_rank, stages_per_rank
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
