@@ -35,7 +35,7 @@ from groundup.core.files import fsync_file
 from groundup.models import ModelConfig, build_model
 from groundup.models.gpt2 import GPT2Config
 from groundup.parallel.layout import Layout
-from groundup.parallel.mesh import assemble
+from groundup.parallel.mesh import init_distributed
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
 from groundup.train.batches import read_batch
@@ -69,9 +69,9 @@ def measure_files(
     groups = state_of(config)
     flat = {name: tensor for tensors in groups.values() for name, tensor in tensors.items()}
     size = sum(tensor.numel() * tensor.element_size() for tensor in flat.values())
-    team = assemble(Layout(), None, torch.device("cpu"))
+    mesh = init_distributed(Layout(), None, torch.device("cpu"))
     writer = Writer(
-        folder, model=config, tokenizer=tokenizer, team=team, asynchronous=False, keep=Keep(last=1)
+        folder, model=config, tokenizer=tokenizer, mesh=mesh, asynchronous=False, keep=Keep(last=1)
     )
     snapshot = Snapshot(groups=groups, random={}, state={"step": 0}, about={"config": {}})
     path = folder / "other"
@@ -202,10 +202,10 @@ def measure_stall(data: Path, folder: Path, *, steps: int, every: int, rounds: i
             in_loop = 0.0
             batch = read_batch(run.training, 0, 4, vocab_size=300)
             for _ in range(2):
-                train_step(run.state, batch, config, run.precision, run.team)
+                train_step(run.state, batch, config, run.precision, run.mesh)
             began = time.perf_counter()
             for step in range(1, steps + 1):
-                train_step(run.state, batch, config, run.precision, run.team)
+                train_step(run.state, batch, config, run.precision, run.mesh)
                 if name != "none" and step % every == 0 and step < steps:
                     in_loop += timed(functools.partial(run.save, wait=False))
             seconds = time.perf_counter() - began

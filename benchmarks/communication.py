@@ -180,7 +180,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.models.initialise import initialise
     from groundup.parallel.activation_checkpointing import Recompute
     from groundup.parallel.apply import parallelize
-    from groundup.parallel.mesh import assemble
+    from groundup.parallel.mesh import init_distributed
     from groundup.parallel.precision import Precision
     from groundup.tokens.samples.data import DataConfig
     from groundup.train.batches import Batch, share_of_tokens
@@ -199,23 +199,23 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
         layout=layout,
     )
     device = torch.device("cpu")
-    team = assemble(layout, rank_from_env(), device)
+    mesh = init_distributed(layout, rank_from_env(), device)
     precision = Precision("fp32", device)
     whole = build_model(model).train()
     initialise(whole, model, seed=0)
-    pipeline = parallelize(whole, team, recompute=Recompute(), compile=False, precision=precision.autocast)
+    pipeline = parallelize(whole, mesh, recompute=Recompute(), compile=False, precision=precision.autocast)
     optimizers = build_optimizers(whole, Sgd())
     state = TrainState(model=whole, optimizers=optimizers, scaler=None, pipeline=pipeline)
     rows = config.global_batch_size // layout.dp
     tokens_BT = torch.randint(VOCABULARY, (rows, LENGTH), generator=torch.Generator().manual_seed(0))
-    batch = share_of_tokens(Batch(tokens_BT=tokens_BT, targets_BT=tokens_BT), team.cp_rank, layout.cp)
+    batch = share_of_tokens(Batch(tokens_BT=tokens_BT, targets_BT=tokens_BT), mesh.cp_rank, layout.cp)
     for _ in range(2):  # the first step also agrees on shapes
         with Count() as count:
-            add_gradients(state, batch, config, precision, team, scale=1.0)
+            add_gradients(state, batch, config, precision, mesh, scale=1.0)
         state.optimizers.step()
         state.optimizers.zero_grad()
     (folder / f"{rank}.json").write_text(json.dumps({"sent": count.sent, "calls": count.calls}))
-    team.wait()
+    mesh.barrier()
     torch.distributed.destroy_process_group()
 
 

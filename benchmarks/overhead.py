@@ -77,7 +77,7 @@ def groundup_step(run: Run, batch: Batch) -> None:
     """As ``train.loop`` makes a step."""
     run.heartbeat.record(run.state.step + 1, "training")
     RandomStates.now()
-    train_step(run.state, batch, run.config, run.precision, run.team)
+    train_step(run.state, batch, run.config, run.precision, run.mesh)
 
 
 def plain_step(run: Run, batch: Batch) -> float:

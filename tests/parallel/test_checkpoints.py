@@ -52,12 +52,12 @@ def save_again_and_step(config: TrainConfig) -> None:
     run = build_run(config)
     assert run.state.step == SAVED
     again = dataclasses.replace(config, run_dir=config.run_dir / "again")
-    dataclasses.replace(run, config=again, writer=writer_of(again, run.tokenizer, run.team)).save(wait=True)
-    share = config.global_batch_size // run.team.dp
-    first = run.state.samples + run.team.dp_rank * share
+    dataclasses.replace(run, config=again, writer=writer_of(again, run.tokenizer, run.mesh)).save(wait=True)
+    share = config.global_batch_size // run.mesh.dp
+    first = run.state.samples + run.mesh.dp_rank * share
     batch = read_batch(run.training, first, share, vocab_size=config.model.vocab_size)
-    result = train_step(run.state, batch, config, run.precision, run.team)
-    if run.team.is_first:
+    result = train_step(run.state, batch, config, run.precision, run.mesh)
+    if run.mesh.is_first:
         (config.run_dir / "next_loss").write_text(repr(float(result.loss)))
 
 
@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(data: Path, tmp_path: Path) ->
 def damage_and_look(config: TrainConfig) -> None:
     """All ranks look for the newest sound checkpoint together."""
     built = build_run(config)
-    (config.run_dir / f"step-{built.team.rank}").write_text(str(built.state.step))
+    (config.run_dir / f"step-{built.mesh.rank}").write_text(str(built.state.step))
 
 
 def refuse(config: TrainConfig) -> None:

@@ -15,8 +15,8 @@ from groundup.models.initialise import initialise
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.apply import parallelize
 from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.mesh import assemble
-from groundup.parallel.meta_init import materialise, place
+from groundup.parallel.mesh import init_distributed
+from groundup.parallel.meta_init import materialize, place
 from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
@@ -29,20 +29,20 @@ LAYOUTS = {
 NUM_LAYERS = 4  # two stages a rank
 
 
-def parallelized(model, team):
+def parallelized(model, mesh):
     options = {"recompute": Recompute(), "compile": False, "precision": contextlib.nullcontext}
-    return model, parallelize(model, team, **options)
+    return model, parallelize(model, mesh, **options)
 
 
-def cut_whole(config, team):
+def cut_whole(config, mesh):
     model = build_model(config)
     initialise(model, config, seed=3)
-    return parallelized(model, team)
+    return parallelized(model, mesh)
 
 
-def cut_on_meta(config, team):
-    model, pipeline = parallelized(build_model(config, device="meta"), team)
-    materialise(model, pipeline, torch.device("cpu"))
+def cut_on_meta(config, mesh):
+    model, pipeline = parallelized(build_model(config, device="meta"), mesh)
+    materialize(model, pipeline, torch.device("cpu"))
     initialise(model, config, seed=3, place=place)
     return model, pipeline
 
@@ -52,11 +52,11 @@ def local(parameter):
 
 
 def compare(run_config):
-    team = assemble(run_config.layout, rank_from_env(), torch.device("cpu"))
+    mesh = init_distributed(run_config.layout, rank_from_env(), torch.device("cpu"))
     for name, config in MODELS.items():
         config = dataclasses.replace(config, num_layers=NUM_LAYERS)
         (whole, whole_pipeline), (meta, meta_pipeline) = (
-            build(config, team) for build in (cut_whole, cut_on_meta)
+            build(config, mesh) for build in (cut_whole, cut_on_meta)
         )
         parameters = list(meta.named_parameters())
         assert [key for key, _ in parameters] == [key for key, _ in whole.named_parameters()], name
@@ -71,11 +71,11 @@ def compare(run_config):
 
 
 def measure(run_config):
-    team = assemble(run_config.layout, rank_from_env(), torch.device("cpu"))
-    cut_on_meta(run_config.model, team)  # what a first use of the libraries takes does not count
+    mesh = init_distributed(run_config.layout, rank_from_env(), torch.device("cpu"))
+    cut_on_meta(run_config.model, mesh)  # what a first use of the libraries takes does not count
     large = dataclasses.replace(run_config.model, hidden_size=768, ffn_size=3072, num_layers=8)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model, _ = cut_on_meta(large, team)
+    model, _ = cut_on_meta(large, mesh)
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     mine = sum(local(parameter).nbytes for parameter in model.parameters())
     sizes = [parameter.nbytes for parameter in build_model(large, device="meta").parameters()]

@@ -12,9 +12,9 @@ from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.apply import parallelize
-from groundup.parallel.fsdp import synchronise_gradients
+from groundup.parallel.fsdp import set_gradient_sync
 from groundup.parallel.layout import Layout
-from groundup.parallel.mesh import assemble
+from groundup.parallel.mesh import init_distributed
 from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
@@ -42,7 +42,7 @@ def built(config):
 
 def compare(run_config):
     layout = run_config.layout
-    team = assemble(layout, rank_from_env(), torch.device("cpu"))
+    mesh = init_distributed(layout, rank_from_env(), torch.device("cpu"))
     config = MODELS["llama-grouped-tied"]
     alone = []
     for row in range(ROWS):
@@ -50,9 +50,9 @@ def compare(run_config):
         backward(model, slice(row, row + 1))
         alone.append(gradients(model))
     model = built(config)
-    parallelize(model, team, recompute=Recompute(), compile=False, precision=contextlib.nullcontext)
-    synchronise_gradients(model, layout, is_last=True)
-    backward(model, slice(team.rank, team.rank + 1))
+    parallelize(model, mesh, recompute=Recompute(), compile=False, precision=contextlib.nullcontext)
+    set_gradient_sync(model, layout, is_last=True)
+    backward(model, slice(mesh.rank, mesh.rank + 1))
     together = gradients(model)
     for name, ours in together.items():
         exact = sum(grads[name] for grads in alone) / ROWS

@@ -17,8 +17,8 @@ from groundup.models.initialise import initialise
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.tensor_parallel import (
     _key_value_heads,
+    apply_tensor_parallel,
     finish_gradients,
-    parallelize_tensors,
     tensor_reasons,
     vocabulary_shard,
 )
@@ -89,7 +89,7 @@ def difference(config, kind, mesh):
     documents = kind == "documents"
     whole = whole_model(config)
     part = copy.deepcopy(whole)
-    parallelize_tensors(part, config, mesh)
+    apply_tensor_parallel(part, config, mesh)
     assert (part.head.weight is part.embed.tokens.weight) == config.tied_embedding
     assert all(isinstance(parameter, DTensor) for parameter in part.parameters())
     losses = []
@@ -115,7 +115,7 @@ def meta_difference(config, mesh):
     """As for the whole model, but cut on the meta device and filled from the whole values after."""
     whole = whole_model(config)
     part = build_model(config, device="meta")
-    parallelize_tensors(part, config, mesh)
+    apply_tensor_parallel(part, config, mesh)
     part.to_empty(device="cpu")
     part.tie_weights()
     with torch.no_grad():
@@ -148,7 +148,7 @@ def loss_difference(vocab_size, mesh):
 
 def odd_length(config, mesh):
     model = build_model(config)
-    parallelize_tensors(model, config, mesh)
+    apply_tensor_parallel(model, config, mesh)
     with pytest.raises(Exception, match=r"sequence_length 31 is not divisible by tp"):
         model(torch.zeros(1, 31, dtype=torch.long))
     return 0.0, 0.0

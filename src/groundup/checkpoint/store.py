@@ -26,7 +26,7 @@ from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import checksum
 from groundup.core.log import logger
 from groundup.core.manifest import damage
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 
 MARKER = "COMPLETE"  # holds the checksum of the manifest, which has those of all other files
 _FOLDER = re.compile(r"step_(\d+)")
@@ -61,31 +61,31 @@ class Damage:
     tokenizer: str = ""
 
 
-def damage_of(folder: Path, team: Team | None = None) -> Damage:
+def damage_of(folder: Path, mesh: ParallelMesh | None = None) -> Damage:
     """What is wrong with a checkpoint; reads every byte.
 
     Args:
         folder: The checkpoint.
-        team: Ranks that each check a share of the files, together, and find the same.
+        mesh: Ranks that each check a share of the files, together, and find the same.
     """
-    if team is None or team.size == 1:
+    if mesh is None or mesh.size == 1:
         return _damage_of_listed(folder, _files(folder))
-    listed = team.gather(_files(folder) if team.is_first else None)[0]
-    shares: list[dict[str, dict[str, Any]]] = [{} for _ in range(team.size)]
+    listed = mesh.all_gather(_files(folder) if mesh.is_first else None)[0]
+    shares: list[dict[str, dict[str, Any]]] = [{} for _ in range(mesh.size)]
     for name, recorded in sorted(listed.files.items(), key=lambda item: -item[1]["bytes"]):
         least = min(shares, key=lambda share: sum(one["bytes"] for one in share.values()))
         least[name] = recorded
-    own = dataclasses.replace(listed, files=shares[team.rank])
-    every: list[Damage] = team.gather(_damage_of_listed(folder, own))
+    own = dataclasses.replace(listed, files=shares[mesh.rank])
+    every: list[Damage] = mesh.all_gather(_damage_of_listed(folder, own))
     return Damage(
         state=next((one.state for one in every if one.state), ""),
         tokenizer=next((one.tokenizer for one in every if one.tokenizer), ""),
     )
 
 
-def verify(folder: Path, team: Team | None = None) -> str:
+def verify(folder: Path, mesh: ParallelMesh | None = None) -> str:
     """Why a checkpoint cannot be used; empty when it is whole. Reads every byte, as ``damage_of``."""
-    found = damage_of(folder, team)
+    found = damage_of(folder, mesh)
     return found.state or found.tokenizer
 
 
@@ -109,13 +109,13 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and any(folder.glob("model*.safetensors"))
 
 
-def newest_verified(checkpoints_dir: Path, team: Team | None = None) -> Path | None:
+def newest_verified(checkpoints_dir: Path, mesh: ParallelMesh | None = None) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are named in the log. None when there is none."""
-    return find_newest(checkpoints_dir, team)[0]
+    return find_newest(checkpoints_dir, mesh)[0]
 
 
 def find_newest(
-    checkpoints_dir: Path, team: Team | None = None, *, tokenizer: str = ""
+    checkpoints_dir: Path, mesh: ParallelMesh | None = None, *, tokenizer: str = ""
 ) -> tuple[Path | None, dict[Path, str]]:
     """The newest checkpoint that is whole, None without one; and what is wrong with those newer than it.
 
@@ -123,17 +123,17 @@ def find_newest(
 
     Args:
         checkpoints_dir: Of a run.
-        team: Ranks that look together, and find the same.
+        mesh: Ranks that look together, and find the same.
         tokenizer: Fingerprint of a tokenizer at hand: the copy in a checkpoint that was made with the same
             may be damaged.
     """
     folders = list(_newest_first(checkpoints_dir))
-    if team is not None:
-        folders = team.gather(folders)[0]
-    warn = logger.warning if team is None or team.is_first else logger.debug
+    if mesh is not None:
+        folders = mesh.all_gather(folders)[0]
+    warn = logger.warning if mesh is None or mesh.is_first else logger.debug
     damaged: dict[Path, str] = {}
     for folder in folders:
-        found = damage_of(folder, team)
+        found = damage_of(folder, mesh)
         if not (found.state or found.tokenizer):
             return folder, damaged
         if tokenizer and not found.state and read_manifest(folder).about.get("tokenizer") == tokenizer:

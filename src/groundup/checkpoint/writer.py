@@ -35,7 +35,7 @@ from groundup.core.log import logger
 from groundup.core.manifest import describe_files
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.tokens.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ class Writer:
         checkpoints_dir: Where they are written; all ranks see the same folder.
         model: Config of the model.
         tokenizer: Of the run; stored with each checkpoint.
-        team: The ranks.
+        mesh: The ranks.
         asynchronous: Copy the state, and write the copy while training goes on.
         keep: Which checkpoints stay.
     """
@@ -100,17 +100,17 @@ class Writer:
         *,
         model: ModelConfig,
         tokenizer: Tokenizer,
-        team: Team,
+        mesh: ParallelMesh,
         asynchronous: bool,
         keep: Keep,
     ) -> None:
         self._dir = checkpoints_dir
         self._model = model
         self._tokenizer = tokenizer
-        self._team = team
+        self._mesh = mesh
         self._asynchronous = asynchronous
         self._pruning = Pruning(checkpoints_dir, keep)
-        self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if team.size > 1 else None
+        self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if mesh.size > 1 else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[None] | None = None
         self._plan: dict[Key, Held] = {}
@@ -156,9 +156,9 @@ class Writer:
         parts |= {("random", name): _whole(state) for name, state in snapshot.random.items()}
         shares = self._agreed_shares({key: part.held for key, part in parts.items()})
         self._together(
-            lambda: self._prepare(step, shares) if self._team.is_first else None, step, self._gather
+            lambda: self._prepare(step, shares) if self._mesh.is_first else None, step, self._gather
         )
-        mine = {key: parts[key].values for key in shares[self._team.rank]}
+        mine = {key: parts[key].values for key in shares[self._mesh.rank]}
         copy = self._thread is not None
         job = _Job(
             step=step,
@@ -190,9 +190,9 @@ class Writer:
 
     def _agreed_shares(self, plan: dict[Key, Held]) -> list[dict[Key, Held]]:
         """What each rank writes; worked out anew only when what the ranks hold has changed."""
-        if self._team.any(plan != self._plan):
+        if self._mesh.any(plan != self._plan):
             self._plan = plan
-            self._shares = share_out(self._team.gather(plan))
+            self._shares = share_out(self._mesh.all_gather(plan))
             self._copies.clear()
         return self._shares
 
@@ -216,7 +216,7 @@ class Writer:
         gather = functools.partial(self._gather, group=self._group)
         for written in self._together(lambda: self._write_files(job), job.step, gather):
             files.update(written)
-        self._together(lambda: self._complete(job, files) if self._team.is_first else None, job.step, gather)
+        self._together(lambda: self._complete(job, files) if self._mesh.is_first else None, job.step, gather)
 
     def _write_files(self, job: _Job) -> dict[str, dict[str, Any]]:
         """Writes this rank's files; returns their sizes and checksums."""
@@ -226,9 +226,9 @@ class Writer:
             by_group[group][name] = tensor
         files = {}
         for group, tensors in by_group.items():
-            if not tensors and self._team.size > 1:
+            if not tensors and self._mesh.size > 1:
                 continue
-            path = temporary / file_name(group, self._team.rank, self._team.size)
+            path = temporary / file_name(group, self._mesh.rank, self._mesh.size)
             checksum = write_safetensors(path, tensors)
             fsync_file(path)
             files[path.name] = {"bytes": path.stat().st_size, "checksum": checksum}
@@ -237,7 +237,7 @@ class Writer:
     def _complete(self, job: _Job, files: dict[str, dict[str, Any]]) -> None:
         temporary = store.temporary_of(self._dir, job.step)
         others: list[str] = []
-        if self._team.size > 1:
+        if self._mesh.size > 1:
             write_parts(temporary, job.groups, job.shares)
             others.append(PARTS)
         others += write_tokenizer(temporary, self._tokenizer, job.companions)
@@ -270,18 +270,18 @@ class Writer:
         for rank, (found, _) in enumerate(outcomes):
             if found is None:
                 continue
-            if self._team.is_first:
+            if self._mesh.is_first:
                 shutil.rmtree(store.temporary_of(self._dir, step), ignore_errors=True)
             what, where, fix = found
-            named = f"rank {rank}: {what}" if self._team.size > 1 else what
+            named = f"rank {rank}: {what}" if self._mesh.size > 1 else what
             raise MachineError(named, where=where, fix=fix)
         return [result for _, result in outcomes]
 
     def _gather(self, value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
         """The values of all ranks, through a group of their own where there is one."""
         if group is None:
-            return self._team.gather(value)
-        values: list[Any] = [None] * self._team.size
+            return self._mesh.all_gather(value)
+        values: list[Any] = [None] * self._mesh.size
         dist.all_gather_object(values, value, group=group)
         return values
 

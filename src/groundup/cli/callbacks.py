@@ -17,14 +17,14 @@ def evaluate(run: Run, dataset: Samples, num_batches: int) -> Evaluation:
     config = run.config
     return perplexity_of_samples(
         functools.partial(
-            loss_without_gradients, run.state, config=config, precision=run.precision, team=run.team
+            loss_without_gradients, run.state, config=config, precision=run.precision, mesh=run.mesh
         ),
         config.model.vocab_size,
         dataset,
         num_samples=num_batches * config.micro_batch_size,
         mask_documents=config.data.mask_documents,
         byte_lengths=token_byte_lengths(run.tokenizer),
-        batch_size=config.micro_batch_size * run.team.dp * run.team.layout.pp,
+        batch_size=config.micro_batch_size * run.mesh.dp * run.mesh.layout.pp,
         on_progress=lambda _: run.heartbeat.keep_alive(),
     )
 

@@ -102,11 +102,11 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     from groundup.core.folder_lock import locked_folder
     from groundup.core.log import also_to_file
     from groundup.launch.launcher import run_ranks
-    from groundup.parallel.validate import require_layout
+    from groundup.parallel.validate import validate_layout
     from groundup.train.interruption import remove_unfinished
 
     world_size = config.layout.num_ranks
-    require_layout(  # once, before anything starts
+    validate_layout(  # once, before anything starts
         config.layout,
         config.model,
         sequence_length=config.data.sequence_length,

@@ -60,7 +60,7 @@ class Recompute:
             raise ValueError(f"every {self.every} has no effect with mode none; set mode selective or full")
 
 
-def recompute_layers(model: Model, recompute: Recompute) -> None:
+def apply_activation_checkpointing(model: Model, recompute: Recompute) -> None:
     """Makes layers compute activations again, in place; before they are compiled or sharded over data.
 
     Args:

@@ -4,18 +4,18 @@ import contextlib
 from collections.abc import Callable
 
 from groundup.models import Model
-from groundup.parallel.activation_checkpointing import Recompute, recompute_layers
+from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.compile import compile_layers
-from groundup.parallel.context_parallel import apply_context
-from groundup.parallel.fsdp import shard_over_data
-from groundup.parallel.mesh import Team
+from groundup.parallel.context_parallel import apply_context_parallel
+from groundup.parallel.fsdp import apply_fsdp
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Pipeline
-from groundup.parallel.tensor_parallel import parallelize_tensors
+from groundup.parallel.tensor_parallel import apply_tensor_parallel
 
 
 def parallelize(
     model: Model,
-    team: Team,
+    mesh: ParallelMesh,
     *,
     recompute: Recompute,
     compile: bool,  # noqa: A002  # the setting's name
@@ -25,7 +25,7 @@ def parallelize(
 
     Args:
         model: On meta, or with weights that are the same on all ranks; left with what this rank has of it.
-        team: This rank among the others.
+        mesh: This rank among the others.
         recompute: What layers compute again in the backward pass.
         compile: Compile each layer.
         precision: Makes the context of a stage's forward pass.
@@ -33,18 +33,19 @@ def parallelize(
     Returns:
         How micro-batches pass through the stages of a pipeline; None where each rank has all layers.
     """
-    mesh, layout = team.mesh, team.layout
+    device_mesh, layout = mesh.device_mesh, mesh.layout
     # First: the others go by what is left of the model.
-    pipeline = Pipeline(model, team, precision) if layout.pp > 1 else None
-    if mesh is not None and layout.tp > 1:
-        parallelize_tensors(model, model.config, mesh["tp"])  # each layer over its tensor-parallel ranks
+    pipeline = Pipeline(model, mesh, precision) if layout.pp > 1 else None
+    if device_mesh is not None and layout.tp > 1:
+        apply_tensor_parallel(model, model.config, device_mesh["tp"])
     parts = list(pipeline.parts.values()) if pipeline else [model]
-    if team.context is not None:
+    if mesh.context is not None:
         for part in parts:
-            apply_context(part, team.context)
-    recompute_layers(model, recompute)  # within what is compiled, so that the compiler knows of it
+            apply_context_parallel(part, mesh.context)
+    # Within what is compiled, so that the compiler knows of it.
+    apply_activation_checkpointing(model, recompute)
     if compile:
-        compile_layers(model, team.device)
-    if mesh is not None and team.num_copies > 1:
-        shard_over_data(parts, layout, mesh)  # last: it gathers what compiled layers compute with
+        compile_layers(model, mesh.device)
+    if device_mesh is not None and mesh.num_replicas > 1:
+        apply_fsdp(parts, layout, device_mesh)  # last: it gathers what compiled layers compute with
     return pipeline

@@ -53,7 +53,7 @@ def tokens_of_rank(x_BS: Tensor, cp_rank: int, cp: int) -> Tensor:
     return torch.cat([x_BS[:, chunk] for chunk in chunks_of_rank(cp_rank, cp, x_BS.shape[1])], dim=1)
 
 
-def apply_context(model: Model, group: ProcessGroup) -> None:
+def apply_context_parallel(model: Model, group: ProcessGroup) -> None:
     """Lets a model, or a part of one, attend over all ranks' tokens; from now on it is given this rank's.
 
     All ranks then call it together, with tokens cut by ``tokens_of_rank`` and their positions, which it

@@ -18,7 +18,7 @@ from groundup.parallel.layout import Layout
 _REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None:
+def apply_fsdp(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None:
     """Spreads a rank's parts of a model over the data-parallel ranks, in place.
 
     Args:
@@ -35,7 +35,7 @@ def shard_over_data(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) ->
         fully_shard(part, mesh=over, reshard_after_forward=False, mp_policy=policy)
 
 
-def synchronise_gradients(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
+def set_gradient_sync(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
     """Says whether the coming backward pass is to reduce gradients over ranks.
 
     Up to ZeRO 1 only the last micro-batch's does; from ZeRO 2 on each, so that no rank holds them whole.
@@ -48,7 +48,7 @@ def synchronise_gradients(model: nn.Module, layout: Layout, *, is_last: bool) ->
 
 
 @contextlib.contextmanager
-def left_sharded(parts: Iterable[nn.Module]) -> Iterator[None]:
+def without_gathering(parts: Iterable[nn.Module]) -> Iterator[None]:
     """After the block, weights that a forward pass without backward has gathered are let go again."""
     yield
     for part in parts:

@@ -1,4 +1,4 @@
-"""This process among the ranks of a run: which one it is, and what they agree on together."""
+"""The mesh of ranks: which one this process is, its process groups, and what all ranks agree on."""
 
 import dataclasses
 import logging
@@ -16,15 +16,15 @@ from groundup.parallel.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Team:
-    """One rank's view; alone, everything below costs nothing.
+class ParallelMesh:
+    """One rank's view of the mesh; with one rank, everything below costs nothing.
 
     Attributes:
         rank: Of this process, from 0.
         size: Number of ranks.
         layout: Worked out for these ranks.
         device: Of this rank.
-        mesh: Axes "pp", "replicate", "shard", "tp"; None for one process alone. Ranks that share the
+        device_mesh: Axes "pp", "replicate", "shard", "tp"; None for one process alone. Ranks that share the
             tokens of a sequence (cp) count as data-parallel here: they have the same weights, and their
             gradients are summed.
         context: The ranks that share the tokens of this rank's sequences; None where it has them all.
@@ -34,7 +34,7 @@ class Team:
     size: int
     layout: Layout
     device: torch.device
-    mesh: DeviceMesh | None
+    device_mesh: DeviceMesh | None
     context: ProcessGroup | None = None
 
     @property
@@ -63,55 +63,57 @@ class Team:
         return self.rank // (self.layout.dp * self.layout.cp * self.layout.tp)
 
     @property
-    def num_copies(self) -> int:
+    def num_replicas(self) -> int:
         """Ranks over which gradients are averaged: those of different samples, and of different tokens."""
         return self.layout.dp * self.layout.cp
 
     def sum(self, values: Tensor, *, over_stages: bool = False) -> Tensor:
-        """The sum over the ranks of different samples and tokens, in place; also over those of a pipeline."""
-        if self.mesh is not None and self.num_copies > 1:
-            dist.all_reduce(values, group=self.mesh.get_group("dp"))
-        if self.mesh is not None and over_stages and self.layout.pp > 1:
-            dist.all_reduce(values, group=self.mesh.get_group("pp"))
+        """Adds up over the ranks of different samples and tokens, in place; on request over stages too."""
+        if self.device_mesh is not None and self.num_replicas > 1:
+            dist.all_reduce(values, group=self.device_mesh.get_group("dp"))
+        if self.device_mesh is not None and over_stages and self.layout.pp > 1:
+            dist.all_reduce(values, group=self.device_mesh.get_group("pp"))
         return values
 
     @property
     def stages(self) -> ProcessGroup | None:
         """The ranks of this rank's pipeline; None where each rank has all layers."""
-        return self.mesh.get_group("pp") if self.mesh is not None and self.layout.pp > 1 else None
+        return (
+            self.device_mesh.get_group("pp") if self.device_mesh is not None and self.layout.pp > 1 else None
+        )
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is set on any rank."""
+        """Tells whether the flag is set on any rank."""
         if self.size == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
         dist.all_reduce(flags, op=dist.ReduceOp.MAX)
         return bool(flags)
 
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order."""
+    def all_gather(self, value: Any) -> list[Any]:
+        """Returns the values of all ranks, in their order."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
-    def wait(self) -> None:
-        """Until all ranks have come here."""
+    def barrier(self) -> None:
+        """Waits until all ranks have come here."""
         if self.size > 1:
             dist.barrier()
 
 
-def assemble(layout: Layout, rank: RankInfo | None, device: torch.device) -> Team:
-    """Joins the other ranks, where there are any.
+def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device) -> ParallelMesh:
+    """Initialises the process groups of a run, and returns this rank's mesh.
 
     Args:
-        layout: Of the run; checked by ``require_layout``.
+        layout: Of the run; checked by ``validate_layout``.
         rank: Of this process; None when it runs alone.
         device: Its device; of several GPUs, the one of its local rank is taken.
     """
     if rank is None or rank.world_size == 1:
-        return Team(rank=0, size=1, layout=layout.over(1), device=device, mesh=None)
+        return ParallelMesh(rank=0, size=1, layout=layout.over(1), device=device, device_mesh=None)
     if device.type == "cuda":
         if rank.local_rank >= torch.cuda.device_count():
             raise MachineError(
@@ -126,12 +128,12 @@ def assemble(layout: Layout, rank: RankInfo | None, device: torch.device) -> Tea
     layout = layout.over(rank.world_size)
     # With ZeRO the ranks of a context share weights as data-parallel ranks do; without, they repeat them.
     shard = layout.shard * layout.cp if layout.zero else 1
-    mesh = init_device_mesh(
+    device_mesh = init_device_mesh(
         device.type,
         (layout.pp, layout.dp * layout.cp // shard, shard, layout.tp),
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
-    mesh["replicate", "shard"]._flatten("dp")
+    device_mesh["replicate", "shard"]._flatten("dp")
     # It warns that what lies over two axes, as Muon's matrices do, is gathered along one after the other.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     context = None
@@ -139,6 +141,11 @@ def assemble(layout: Layout, rank: RankInfo | None, device: torch.device) -> Tea
         names = ("copies", "cp", "tp")
         sizes = (layout.pp * layout.dp, layout.cp, layout.tp)
         context = init_device_mesh(device.type, sizes, mesh_dim_names=names).get_group("cp")
-    return Team(
-        rank=rank.rank, size=rank.world_size, layout=layout, device=device, mesh=mesh, context=context
+    return ParallelMesh(
+        rank=rank.rank,
+        size=rank.world_size,
+        layout=layout,
+        device=device,
+        device_mesh=device_mesh,
+        context=context,
     )

@@ -8,7 +8,7 @@ from groundup.models import Model
 from groundup.parallel.pipeline_parallel import Pipeline
 
 
-def materialise(model: Model, pipeline: Pipeline | None, device: torch.device) -> None:
+def materialize(model: Model, pipeline: Pipeline | None, device: torch.device) -> None:
     """Gives each parameter memory for this rank's part of it, with no values yet; ties what was tied.
 
     So no rank ever has a whole model that it shares with others.

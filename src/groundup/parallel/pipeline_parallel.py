@@ -27,7 +27,7 @@ from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import Model, ModelConfig, build_model
 from groundup.models.mode import evaluating
 from groundup.parallel.layout import Layout
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_stages import ranges, split_layers, stages_of_rank, stages_per_rank
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
@@ -45,7 +45,7 @@ class Pipeline:
     Args:
         model: The whole, on meta or the same on all ranks; left with this rank's share of the layers, and
             None for what other ranks have. A tied head on the last stage becomes a copy of its own.
-        team: Of the run, with a mesh.
+        mesh: Of the run, with a mesh.
         precision: Makes the context of a stage's forward pass.
 
     Attributes:
@@ -54,14 +54,17 @@ class Pipeline:
     """
 
     def __init__(
-        self, model: Model, team: Team, precision: Callable[[], contextlib.AbstractContextManager[None]]
+        self,
+        model: Model,
+        mesh: ParallelMesh,
+        precision: Callable[[], contextlib.AbstractContextManager[None]],
     ) -> None:
-        self._team = team
+        self._mesh = mesh
         self._config = model.config
-        self._group = team.stages
-        self._num_stages = team.layout.pp * stages_per_rank(team.layout.pipeline)
-        mine = stages_of_rank(team.layout.pipeline, team.layout.pp, team.pp_rank)
-        layers = layers_of_stages(model.config, team.layout)
+        self._group = mesh.stages
+        self._num_stages = mesh.layout.pp * stages_per_rank(mesh.layout.pipeline)
+        mine = stages_of_rank(mesh.layout.pipeline, mesh.layout.pp, mesh.pp_rank)
+        layers = layers_of_stages(model.config, mesh.layout)
         self.tied_head: nn.Linear | None = None
         self.parts: dict[int, Model] = {}
         if model.config.tied_embedding and self._last in mine:
@@ -77,7 +80,7 @@ class Pipeline:
             part.forward = _within(precision, part.forward)  # type: ignore[method-assign]
             self.parts[stage] = part
         self._embedding = model.embed
-        self._ends = _ranks_of_ends(team) if model.config.tied_embedding else None
+        self._ends = _ranks_of_ends(mesh) if model.config.tied_embedding else None
         self._schedules: dict[tuple[int, torch.Size], Any] = {}
         self._loss: Loss | None = None
 
@@ -119,7 +122,7 @@ class Pipeline:
             finish: Called on the rank with the last stage, with its part, final hidden states and the number
                 of each micro-batch.
         """
-        pp, waiting = self._team.layout.pp, []
+        pp, waiting = self._mesh.layout.pp, []
         homes = {stage: rank for rank in range(pp) for stage in self._stages_of(rank)}
         streams: dict[int, Tensor] = {}
         for stage in range(self._num_stages):
@@ -129,7 +132,7 @@ class Pipeline:
             with evaluating(part):
                 for number, inputs in enumerate(micro_batches):
                     x = inputs["tokens_BT"]
-                    if stage > 0 and homes[stage - 1] == self._team.pp_rank:
+                    if stage > 0 and homes[stage - 1] == self._mesh.pp_rank:
                         x = streams[number]
                     elif stage > 0:
                         x = self._stream(x)
@@ -137,7 +140,7 @@ class Pipeline:
                     y = streams[number] = part(x, **_others(inputs))
                     if stage == self._last:
                         finish(part, y, number)
-                    elif homes[stage + 1] != self._team.pp_rank:
+                    elif homes[stage + 1] != self._mesh.pp_rank:
                         y = y.contiguous()
                         work = dist.isend(y, group=self._group, group_dst=homes[stage + 1], tag=stage + 1)
                         waiting.append((work, y))
@@ -158,7 +161,7 @@ class Pipeline:
             dist.all_reduce(_local(first if first is not None else last), group=self._ends)
 
     def _schedule(self, num_micro_batches: int, tokens_BT: Tensor) -> Any:
-        settings = self._team.layout.pipeline
+        settings = self._mesh.layout.pipeline
         micro_BT = tokens_BT[: len(tokens_BT) // num_micro_batches]
         stream = self._stream(micro_BT, device="meta").requires_grad_()
         hidden = torch.empty(*micro_BT.shape, self._config.hidden_size, device="meta", requires_grad=True)
@@ -167,7 +170,7 @@ class Pipeline:
                 part,
                 stage,
                 self._num_stages,
-                self._team.device,
+                self._mesh.device,
                 input_args=micro_BT if stage == 0 else stream,
                 output_args=hidden if stage == self._last else stream,
                 group=self._group,
@@ -189,10 +192,10 @@ class Pipeline:
         """Room for what passes between stages: [B, T / tp, D], in the dtype of the weights."""
         rows, length = tokens_BT.shape
         width = self._config.hidden_size
-        return torch.empty(rows, length // self._team.layout.tp, width, device=device or self._team.device)
+        return torch.empty(rows, length // self._mesh.layout.tp, width, device=device or self._mesh.device)
 
     def _stages_of(self, rank: int) -> list[int]:
-        return stages_of_rank(self._team.layout.pipeline, self._team.layout.pp, rank)
+        return stages_of_rank(self._mesh.layout.pipeline, self._mesh.layout.pp, rank)
 
 
 def layers_of_stages(config: ModelConfig, layout: Layout) -> list[range]:
@@ -238,14 +241,14 @@ def _drop(model: Model, layers: set[str], stages: Sequence[int], last: int) -> N
         model.norm = model.head = None
 
 
-def _ranks_of_ends(team: Team) -> dist.ProcessGroup | None:
+def _ranks_of_ends(mesh: ParallelMesh) -> dist.ProcessGroup | None:
     """The ranks with the first and last stage of this rank's pipeline; None where it is neither, or both."""
-    assert team.mesh is not None, "a pipeline has several ranks"
-    pipelines = team.mesh.mesh.flatten(1).T.tolist()
+    assert mesh.device_mesh is not None, "a pipeline has several ranks"
+    pipelines = mesh.device_mesh.mesh.flatten(1).T.tolist()
     mine = None
     for ranks in pipelines:  # every rank makes all groups, in the same order
         group = dist.new_group([ranks[0], ranks[-1]])
-        if team.rank in (ranks[0], ranks[-1]):
+        if mesh.rank in (ranks[0], ranks[-1]):
             mine = group
     return mine
 

@@ -57,7 +57,7 @@ def tensor_reasons(config: ModelConfig, tp: int, sequence_length: int) -> list[s
     return [f"{name} {size} is not divisible by tp {tp}." for name, size in sizes if size % tp]
 
 
-def parallelize_tensors(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) -> None:
+def apply_tensor_parallel(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) -> None:
     """Cuts a model in place: all parameters become DTensors, sharded or replicated over the mesh.
 
     Each rank keeps its part of the values that it has; all must have the same, or the meta device's none.
@@ -128,7 +128,7 @@ def vocabulary_shard(weight_VD: Tensor) -> VocabularyShard:
     """This rank's rows of a head or embedding: all of a plain one, a part of one that is cut by rows."""
     if not isinstance(weight_VD, DTensor):
         return VocabularyShard(rows_VD=weight_VD)
-    assert weight_VD.placements == (Shard(0),), "parallelize_tensors cuts vocabularies by rows"
+    assert weight_VD.placements == (Shard(0),), "apply_tensor_parallel cuts vocabularies by rows"
     mesh = weight_VD.device_mesh
     begin = min(-(-weight_VD.shape[0] // mesh.size()) * mesh.get_local_rank(), weight_VD.shape[0])
     return VocabularyShard(rows_VD=weight_VD.to_local(), group=mesh.get_group(), vocab_begin=begin)

@@ -17,7 +17,7 @@ _SHOWN = 3
 _DEGREES = ("dp", "cp", "tp", "pp")
 
 
-def require_layout(
+def validate_layout(
     layout: Layout,
     model: ModelConfig,
     *,

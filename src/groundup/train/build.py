@@ -20,10 +20,10 @@ from groundup.models.count import num_parameters
 from groundup.parallel.apply import parallelize
 from groundup.parallel.device import choose_device, describe
 from groundup.parallel.layout import describe as describe_layout
-from groundup.parallel.mesh import Team, assemble
-from groundup.parallel.meta_init import materialise
+from groundup.parallel.mesh import ParallelMesh, init_distributed
+from groundup.parallel.meta_init import materialize
 from groundup.parallel.precision import LossScaler, Precision, choose_precision
-from groundup.parallel.validate import require_layout
+from groundup.parallel.validate import validate_layout
 from groundup.tokens.samples.dataset import Samples
 from groundup.tokens.samples.packing import PackedDataset
 from groundup.tokens.samples.splits import Splits, open_splits, require_plan, tokenizer_of_data
@@ -52,7 +52,7 @@ class Run:
     tokenizer: Tokenizer
     data_fingerprint: str
     state: TrainState
-    team: Team
+    mesh: ParallelMesh
     writer: Writer
     heartbeat: HeartbeatWriter
 
@@ -68,7 +68,7 @@ class Run:
             wait: Until it is on the disk, also where saving is asynchronous.
             replaces: A sound checkpoint of this step is removed, for it is one of this run.
         """
-        snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.team)
+        snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.mesh)
         self.writer.save(self.state.step, snapshot, replaces=replaces)
         if wait:
             self.writer.finish()
@@ -79,13 +79,13 @@ def checkpoints_of(config: TrainConfig) -> Path:
     return config.run_dir / CHECKPOINTS
 
 
-def writer_of(config: TrainConfig, tokenizer: Tokenizer, team: Team) -> Writer:
+def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> Writer:
     """What saves a run's checkpoints; all ranks make it together."""
     return Writer(
         checkpoints_of(config),
         model=config.model,
         tokenizer=tokenizer,
-        team=team,
+        mesh=mesh,
         asynchronous=config.checkpoint.asynchronous,
         keep=Keep(
             last=config.checkpoint.keep_last,
@@ -105,7 +105,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         CheckpointError: The run folder holds another run, or damaged checkpoints only.
     """
     rank = rank_from_env()
-    require_layout(
+    validate_layout(
         config.layout,
         config.model,
         sequence_length=config.data.sequence_length,
@@ -113,9 +113,9 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         micro_batch_size=config.micro_batch_size,
         world_size=rank.world_size if rank else 1,
     )
-    team = assemble(config.layout, rank, choose_device(config.device))
-    device = team.device
-    if not team.is_first:
+    mesh = init_distributed(config.layout, rank, choose_device(config.device))
+    device = mesh.device
+    if not mesh.is_first:
         logger.setLevel(logging.WARNING)  # one rank tells what all of them do
     precision = choose_precision(config.precision, device)
     if device.type == "cpu":
@@ -123,7 +123,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         if config.threads:
             torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed + team.rank)  # of dropout: the weights have seeds of their own
+    torch.manual_seed(config.seed + mesh.rank)  # of dropout: the weights have seeds of their own
 
     splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
     require_plan(
@@ -137,17 +137,17 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     require_vocabulary(config, tokenizer)
 
     newest = checkpoint_to_continue(
-        config, team, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
+        config, mesh, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
     )
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
-        team,
+        mesh,
         recompute=config.recompute,
         compile=config.compile,
         precision=precision.autocast,
     )
-    materialise(model, pipeline, device)
+    materialize(model, pipeline, device)
     state = TrainState(
         model=model,
         pipeline=pipeline,
@@ -165,21 +165,21 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         tokenizer=tokenizer,
         data_fingerprint=splits.fingerprint,
         state=state,
-        team=team,
-        writer=writer_of(config, tokenizer, team),
+        mesh=mesh,
+        writer=writer_of(config, tokenizer, mesh),
         heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
-        state.restore(newest, config, team)  # last: each rank reads what it has, to where it is
+        state.restore(newest, config, mesh)  # last: each rank reads what it has, to where it is
         logger.info("continuing from %s", newest)
     else:
-        begin(state, config, team, tokenizer)
-    if team.is_first:
+        begin(state, config, mesh, tokenizer)
+    if mesh.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:
             file.write(to_yaml(config).encode())
-    if team.size > 1:
-        logger.info("%d ranks: %s", team.size, describe_layout(team.layout))
+    if mesh.size > 1:
+        logger.info("%d ranks: %s", mesh.size, describe_layout(mesh.layout))
     logger.info(
         "%s with %s parameters on %s in %s; steps of %s samples of %d tokens, %s training tokens",
         config.model.kind,

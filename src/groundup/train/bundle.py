@@ -110,28 +110,28 @@ def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
         MachineError: The disk is full.
     """
     folder = bundle_dir(run.config, facts.step)
-    snapshot = run.state.snapshot(run.config, run.data_fingerprint, run.team)
+    snapshot = run.state.snapshot(run.config, run.data_fingerprint, run.mesh)
     writer = Writer(
         folder / _BEFORE,
         model=run.config.model,
         tokenizer=run.tokenizer,
-        team=run.team,
+        mesh=run.mesh,
         asynchronous=False,
         keep=Keep(last=1),
     )
-    states = {f"{name}/{run.team.rank}": state for name, state in random.states.items()}
+    states = {f"{name}/{run.mesh.rank}": state for name, state in random.states.items()}
     writer.save(
         facts.step - 1,
         dataclasses.replace(snapshot, groups={"model": snapshot.groups["model"]}, random=states),
         replaces=True,
     )
     problem = ""
-    if run.team.is_first:
+    if run.mesh.is_first:
         try:
             _write_batch(run, facts, folder)
         except (OSError, SafetensorError) as error:
             problem = str(error)
-    if problem := run.team.gather(problem)[0]:
+    if problem := run.mesh.all_gather(problem)[0]:
         raise MachineError(
             f"the bundle could not be written ({problem})", where=folder, fix="Free some space."
         )
@@ -158,7 +158,7 @@ def _write_batch(run: Run, facts: StepFacts, folder: Path) -> None:
         "facts": given,
         "config": to_dict(run.config),
         "precision": run.precision.name,
-        "layout": to_dict(run.team.layout),
+        "layout": to_dict(run.mesh.layout),
         "sources": sources,
         "torch": torch.__version__,
         "python": platform.python_version(),

@@ -63,7 +63,7 @@ class WeightAverage:
     def in_place_of_weights(self) -> Iterator[None]:
         """Within the block the model has the average as its weights; behind it, its own again, bit by bit.
 
-        Weights that a forward pass has gathered must be let go before and behind; see ``left_sharded``.
+        Weights that a forward pass has gathered must be let go before and behind; see ``without_gathering``.
         """
         self._swap()
         try:

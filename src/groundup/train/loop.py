@@ -12,7 +12,7 @@ from groundup.core.log import logger
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.device import peak_flops, peak_memory_bytes
-from groundup.parallel.fsdp import left_sharded
+from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.samples.dataset import Samples
 from groundup.train import out_of_memory
 from groundup.train.batches import read_batch
@@ -89,7 +89,7 @@ def train(
         config.run_dir,
         from_step=run.state.step,
         tensorboard=config.log.tensorboard,
-        mute=not run.team.is_first,
+        mute=not run.mesh.is_first,
     )
     report = _Report(run, metrics)
     with LiveLine(report.live.text):
@@ -99,7 +99,7 @@ def train(
 def _train(
     run: Run, metrics: Metrics, report: "_Report", evaluate: Evaluate, complete: Complete
 ) -> dict[str, Evaluation]:
-    config, state, team = run.config, run.state, run.team
+    config, state, mesh = run.config, run.state, run.mesh
     batches = Prefetch(
         functools.partial(
             read_batch,
@@ -111,7 +111,7 @@ def _train(
         device=run.device,
     )
 
-    threads = Threads(counts_to_try(config, team, present=torch.get_num_threads()))
+    threads = Threads(counts_to_try(config, mesh, present=torch.get_num_threads()))
     with Interruption(config.run_dir) as interruption, batches, run.writer, threads:
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # there must be something to go back to
@@ -122,7 +122,7 @@ def _train(
             random = RandomStates.now()
             try:
                 with threads.step(len(batch.tokens_BT)):
-                    result = train_step(state, batch, config, run.precision, team)
+                    result = train_step(state, batch, config, run.precision, mesh)
             except NotFinite as error:
                 raise explained(run, batch, error, random) from error
             except torch.OutOfMemoryError as error:
@@ -138,7 +138,7 @@ def _train(
             if last or state.step % config.log.interval == 0:
                 report.flush()
             with report.stopwatch:
-                with left_sharded(state.parts):
+                with without_gathering(state.parts):
                     if _due(state.step, config.validation.interval) and run.splits.validation and not last:
                         _validate(run, metrics, evaluate, "validation", config.validation.num_batches)
                     if _due(state.step, config.sample.interval):
@@ -146,7 +146,7 @@ def _train(
                         text = complete(run)
                         logger.info("step %d: %s%s", state.step, config.sample.prompt, text)
                         metrics.record("sample", state.step, text=config.sample.prompt + text)
-                stopping = team.any(interruption.requested or run.writer.has_failed)
+                stopping = mesh.any(interruption.requested or run.writer.has_failed)
                 if last or stopping or _due(state.step, config.checkpoint.interval):
                     run.heartbeat.record(state.step, "saving", is_long=True)
                     run.save(wait=last or stopping)
@@ -159,9 +159,9 @@ def _train(
 
 def _shares(run: Run) -> Iterator[tuple[int, int]]:
     """The first sample and the number of samples of this rank's share of each step that is left."""
-    state, team = run.state, run.team
+    state, mesh = run.state, run.mesh
     for begin, size in run.config.batch_sizes.steps(state.samples, run.config.num_steps - state.step):
-        yield begin + team.dp_rank * (size // team.dp), size // team.dp
+        yield begin + mesh.dp_rank * (size // mesh.dp), size // mesh.dp
 
 
 class _Report:
@@ -250,10 +250,10 @@ def _validate(
 ) -> dict[str, Evaluation]:
     """Evaluates a split, with the average of the weights too where there is one."""
     run.heartbeat.record(run.state.step, "validating", is_long=True)
-    with left_sharded(run.state.parts):
+    with without_gathering(run.state.parts):
         found = {name: evaluate(run, getattr(run.splits, name), num_batches)}
     if run.state.average:
-        with run.state.average.in_place_of_weights(), left_sharded(run.state.parts):
+        with run.state.average.in_place_of_weights(), without_gathering(run.state.parts):
             found[f"{name}_ema"] = evaluate(run, getattr(run.splits, name), num_batches)
     for key, evaluation in found.items():
         logger.info(

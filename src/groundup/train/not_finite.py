@@ -43,27 +43,27 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
         )
     else:
         found = _first_not_finite(run, batch, error, random)
-    size, name = max(run.team.gather(largest_weight(run.state.model)))
+    size, name = max(run.mesh.all_gather(largest_weight(run.state.model)))
     found += f". The largest weight is {size:.3g}, in {name}"
     return TrainingError(f"{error.what}; {found}", where=error.where, fix=f"{saved} {error.fix}")
 
 
 def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RandomStates) -> str:
-    config, team = run.config, run.team
-    share = error.num_samples // team.dp
-    micro_batches = list(share_of_tokens(batch, team.cp_rank, team.layout.cp).split(config.micro_batch_size))
-    scale = error.loss_scale / max(1, batch.num_targets * team.num_copies)
+    config, mesh = run.config, run.mesh
+    share = error.num_samples // mesh.dp
+    micro_batches = list(share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp).split(config.micro_batch_size))
+    scale = error.loss_scale / max(1, batch.num_targets * mesh.num_replicas)
     random.restore()
     mine = find_not_finite(
         run.state.model,
         micro_batches,
-        lambda one: add_micro_batch_gradients(run.state, one, run.precision, team, scale=scale),
-        first_sample=error.first_sample + team.dp_rank * share,
-        share=team.dp_rank,
-        rank=team.rank,
+        lambda one: add_micro_batch_gradients(run.state, one, run.precision, mesh, scale=scale),
+        first_sample=error.first_sample + mesh.dp_rank * share,
+        share=mesh.dp_rank,
+        rank=mesh.rank,
     )
-    findings = [finding for theirs in team.gather(mine) for finding in theirs]
-    found = describe(findings, num_micro_batches=len(micro_batches) * team.dp, num_samples=error.num_samples)
+    findings = [finding for theirs in mesh.all_gather(mine) for finding in theirs]
+    found = describe(findings, num_micro_batches=len(micro_batches) * mesh.dp, num_samples=error.num_samples)
     return found or (
         "each micro-batch alone is finite when it is run again: their sum or the norm overflows, or the"
         " machine computes differently each time"

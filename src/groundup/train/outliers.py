@@ -77,7 +77,7 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
     """Restores the newest sound checkpoint that is far enough back; the position in the data stays."""
     position = run.state.samples
     run.writer.finish()
-    folders = run.team.gather(store.steps_of(run.checkpoints_dir))[0]
+    folders = run.mesh.all_gather(store.steps_of(run.checkpoints_dir))[0]
     target = _newest_sound([one for one in folders if store.step_of(one) <= step - config.back], run)
     if target is None:
         raise TrainingError(
@@ -85,18 +85,18 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
             where=f"step {step}",
             fix="Lower guard.back or checkpoint.interval.",
         )
-    run.state.restore(target, run.config, run.team)
+    run.state.restore(target, run.config, run.mesh)
     run.state.samples = position
-    if run.team.is_first:
+    if run.mesh.is_first:
         store.point_latest(target)
         for folder in folders:
             if run.state.step < store.step_of(folder) <= step and not store.verify(folder):
                 store.remove(folder)  # what is gone back from; damage is left to the user
-    run.team.wait()
+    run.mesh.barrier()
 
 
 def _newest_sound(folders: list[Path], run: Run) -> Path | None:
     for folder in reversed(folders):
-        if not store.verify(folder, run.team):
+        if not store.verify(folder, run.mesh):
             return folder
     return None

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from groundup.models import Model
 from groundup.models.mode import evaluating
-from groundup.parallel.fsdp import synchronise_gradients
-from groundup.parallel.mesh import Team
+from groundup.parallel.fsdp import set_gradient_sync
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs
 from groundup.parallel.precision import Precision
 from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
@@ -18,7 +18,13 @@ from groundup.train.state import TrainState
 
 
 def add_gradients(
-    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, team: Team, *, scale: float
+    state: TrainState,
+    batch: Batch,
+    config: TrainConfig,
+    precision: Precision,
+    mesh: ParallelMesh,
+    *,
+    scale: float,
 ) -> Tensor:
     """Forward and backward passes over the micro-batches of this rank's share of a global batch.
 
@@ -27,14 +33,14 @@ def add_gradients(
         batch: The share.
         config: Of the run.
         precision: Of the passes.
-        team: This rank among the others.
+        mesh: This rank among the others.
         scale: Times the loss summed over all ranks' targets, which gradients are taken of.
 
     Returns:
         That sum without the scale, fp32, the same on all ranks.
     """
     total = torch.zeros((), device=precision.device)
-    scale *= team.num_copies  # what ranks have is averaged over them
+    scale *= mesh.num_replicas  # what ranks have is averaged over them
 
     def scaled_loss(model: Model, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         loss_sum = summed_loss(model, hidden_BTD, targets_BT, precision)
@@ -49,41 +55,41 @@ def add_gradients(
         state.pipeline.sum_tied_gradients()
     else:
         for number, micro_batch in enumerate(micro_batches, start=1):
-            synchronise_gradients(state.model, team.layout, is_last=number == len(micro_batches))
+            set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches))
             with precision.autocast():
                 hidden_BTD = state.model(**inputs_of(micro_batch))
             scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT).backward()
     finish_gradients(state.model)
-    return team.sum(total, over_stages=True)
+    return mesh.sum(total, over_stages=True)
 
 
 def add_micro_batch_gradients(
-    state: TrainState, batch: Batch, precision: Precision, team: Team, *, scale: float
+    state: TrainState, batch: Batch, precision: Precision, mesh: ParallelMesh, *, scale: float
 ) -> Tensor:
     """What ``add_gradients`` does for one micro-batch alone; not in a pipeline.
 
     Returns:
         The loss summed over this rank's targets, without the scale.
     """
-    synchronise_gradients(state.model, team.layout, is_last=True)
+    set_gradient_sync(state.model, mesh.layout, is_last=True)
     with precision.autocast():
         hidden_BTD = state.model(**inputs_of(batch))
     loss_sum = summed_loss(state.model, hidden_BTD, batch.targets_BT, precision)
-    (loss_sum * (scale * team.num_copies)).backward()
+    (loss_sum * (scale * mesh.num_replicas)).backward()
     finish_gradients(state.model)
     return loss_sum.detach()
 
 
 def loss_without_gradients(
-    state: TrainState, predictions: Predictions, config: TrainConfig, precision: Precision, team: Team
+    state: TrainState, predictions: Predictions, config: TrainConfig, precision: Precision, mesh: ParallelMesh
 ) -> float:
     """The loss summed over the targets of a batch that all ranks have, each of which computes its share.
 
-    Weights that are sharded are left gathered: see ``parallel.fsdp.left_sharded``.
+    Weights that are sharded are left gathered: see ``parallel.fsdp.without_gathering``.
     """
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
-    rows = share_of_rows(from_predictions(predictions), team.dp_rank, team.dp)
-    share = share_of_tokens(rows, team.cp_rank, team.layout.cp).to(precision.device)
+    rows = share_of_rows(from_predictions(predictions), mesh.dp_rank, mesh.dp)
+    share = share_of_tokens(rows, mesh.cp_rank, mesh.layout.cp).to(precision.device)
     micro_batches = list(share.split(config.micro_batch_size))
 
     def finish(model: Model, hidden_BTD: Tensor, number: int) -> None:
@@ -98,7 +104,7 @@ def loss_without_gradients(
                     with precision.autocast():
                         hidden_BTD = state.model(**inputs_of(micro_batch))
                     finish(state.model, hidden_BTD, number)
-    return float(team.sum(total, over_stages=True))
+    return float(mesh.sum(total, over_stages=True))
 
 
 def summed_loss(

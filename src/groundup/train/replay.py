@@ -14,7 +14,7 @@ from groundup.parallel.apply import parallelize
 from groundup.parallel.device import choose_device
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
-from groundup.parallel.mesh import Team, assemble
+from groundup.parallel.mesh import ParallelMesh, init_distributed
 from groundup.parallel.precision import Precision, PrecisionName, choose_precision
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.batches import Batch
@@ -85,12 +85,12 @@ class Replayer:
         torch.use_deterministic_algorithms(config.deterministic)
         self.bundle = bundle
         self.precision: Precision = choose_precision(precision or bundle.precision, device)  # type: ignore[arg-type]
-        self._team: Team = assemble(Layout(), None, device)
+        self._mesh: ParallelMesh = init_distributed(Layout(), None, device)
         self._model: Model = build_model(config.model, device=device).train()
         load_into(Group(bundle.before, "model"), self._model.named_parameters(), config.model)
         parallelize(
             self._model,
-            self._team,
+            self._mesh,
             recompute=config.recompute,
             compile=config.compile,
             precision=self.precision.autocast,
@@ -106,7 +106,7 @@ class Replayer:
         total = torch.zeros((), device=self.precision.device)
         for share, rank in self._shares():
             random_states(self.bundle.before, rank).restore()
-            total += add_gradients(self._state, share, config, self.precision, self._team, scale=scale)
+            total += add_gradients(self._state, share, config, self.precision, self._mesh, scale=scale)
         grad_norm = self._grad_norm() / facts.loss_scale
         sizes = {
             name: float(parameter.grad.abs().max()) / facts.loss_scale
@@ -173,7 +173,7 @@ class Replayer:
         return findings
 
     def _add(self, batch: Batch, scale: float) -> Tensor:
-        return add_micro_batch_gradients(self._state, batch, self.precision, self._team, scale=scale)
+        return add_micro_batch_gradients(self._state, batch, self.precision, self._mesh, scale=scale)
 
     def _grad_norm(self) -> float:
         return total_norm([p.grad for p in self._model.parameters() if p.grad is not None])

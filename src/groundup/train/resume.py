@@ -11,7 +11,7 @@ from groundup.checkpoint.store import describe_damage, find_newest, point_latest
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.log import logger
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 from groundup.train.metrics import METRICS_FILE, last_step
 
@@ -35,7 +35,7 @@ _MAY_DIFFER = (".path", ".max_epochs")
 
 
 def checkpoint_to_continue(
-    config: TrainConfig, team: Team, *, data_fingerprint: str, tokenizer_fingerprint: str
+    config: TrainConfig, mesh: ParallelMesh, *, data_fingerprint: str, tokenizer_fingerprint: str
 ) -> Path | None:
     """The newest sound checkpoint of the run folder, None where the run begins; all ranks together.
 
@@ -43,7 +43,7 @@ def checkpoint_to_continue(
 
     Args:
         config: Of the run.
-        team: The ranks.
+        mesh: The ranks.
         data_fingerprint: Of the data.
         tokenizer_fingerprint: Of the data's tokenizer, without which a checkpoint's copy would be needed.
 
@@ -52,13 +52,13 @@ def checkpoint_to_continue(
         MachineError: What is there cannot be set aside.
     """
     checkpoints_dir = config.run_dir / CHECKPOINTS
-    if team.is_first:
+    if mesh.is_first:
         recover(checkpoints_dir)
-    team.wait()
-    newest, damaged = find_newest(checkpoints_dir, team, tokenizer=tokenizer_fingerprint)
+    mesh.barrier()
+    newest, damaged = find_newest(checkpoints_dir, mesh, tokenizer=tokenizer_fingerprint)
     if newest:
         _require_same_run(config, data_fingerprint, read_manifest(newest).about, newest)
-        if team.is_first:
+        if mesh.is_first:
             point_latest(newest)  # it may lead to a damaged one
         return newest
     if damaged and not config.start.anew:
@@ -69,12 +69,12 @@ def checkpoint_to_continue(
             " run_dir, or begin anew with start.anew=true, which sets these aside.",
         )
     problem = ""
-    if team.is_first:
+    if mesh.is_first:
         try:
             _set_aside(config, _OF_A_RUN if damaged else _lost_run(config))
         except OSError as error:
             problem = str(error)
-    if problem := team.gather(problem)[0]:
+    if problem := mesh.all_gather(problem)[0]:
         raise MachineError(f"what is there cannot be set aside ({problem})", where=config.run_dir)
     return None
 

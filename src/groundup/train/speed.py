@@ -41,13 +41,13 @@ def seconds_of_step(config: TrainConfig, *, measured_seconds: float = 3.0) -> fl
         )
         size = config.global_batch_size
         batches = Prefetch(read, ((number * size, size) for number in itertools.count()), device=run.device)
-        threads = Threads(counts_to_try(config, run.team, present=torch.get_num_threads()))
+        threads = Threads(counts_to_try(config, run.mesh, present=torch.get_num_threads()))
         began, steps = time.perf_counter(), -1  # the first step is like no other
         with batches, threads:
             while steps < _FEWEST_STEPS or time.perf_counter() - began < measured_seconds:
                 batch = batches.next_batch()
                 with threads.step(size):
-                    train_step(run.state, batch, config, run.precision, run.team)
+                    train_step(run.state, batch, config, run.precision, run.mesh)
                 steps = 0 if threads.is_trying or steps < 0 else steps + 1
                 began = time.perf_counter() if steps == 0 else began
         return (time.perf_counter() - began) / steps

@@ -16,7 +16,7 @@ from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models.initialise import initialise
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.meta_init import place
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.config import TrainConfig
@@ -32,13 +32,13 @@ def model_of(path: Path) -> dict[str, Any]:
     return to_dict(_open(path).config)
 
 
-def begin(state: TrainState, config: TrainConfig, team: Team, tokenizer: Tokenizer) -> None:
+def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer: Tokenizer) -> None:
     """Fills the weights of a new run; with ``start.state`` all that an earlier run knew.
 
     Args:
         state: With room for the weights.
         config: Of the run.
-        team: This rank among the others.
+        mesh: This rank among the others.
         tokenizer: Of the data.
 
     Raises:
@@ -58,7 +58,7 @@ def begin(state: TrainState, config: TrainConfig, team: Team, tokenizer: Tokeniz
             )
         _require_tokenizer(_open(path), tokenizer)
         folder = store.resolve(path)
-        state.restore(folder, config, team)
+        state.restore(folder, config, mesh)
         logger.info("going on from %s: step %d", folder, state.step)
     else:
         stored = _open(path)

@@ -18,7 +18,7 @@ from groundup.checkpoint.writer import Snapshot
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Pipeline
 from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
@@ -70,9 +70,9 @@ class TrainState:
         """Names of parameters that are copies of another rank's."""
         return frozenset({"head.weight"} if self.pipeline and self.pipeline.tied_head else ())
 
-    def snapshot(self, config: TrainConfig, data_fingerprint: str, team: Team) -> Snapshot:
+    def snapshot(self, config: TrainConfig, data_fingerprint: str, mesh: ParallelMesh) -> Snapshot:
         """What a checkpoint of this moment holds, as this rank has it."""
-        random = {f"{name}/{team.rank}": state for name, state in RandomStates.now().states.items()}
+        random = {f"{name}/{mesh.rank}": state for name, state in RandomStates.now().states.items()}
         counts: dict[str, Any] = {
             "step": self.step,
             "samples": self.samples,
@@ -101,7 +101,7 @@ class TrainState:
             companions=self.companions,
         )
 
-    def restore(self, folder: Path, config: TrainConfig, team: Team) -> None:
+    def restore(self, folder: Path, config: TrainConfig, mesh: ParallelMesh) -> None:
         """Continues exactly where a checkpoint was taken; each rank reads what it holds.
 
         Raises:
@@ -129,7 +129,7 @@ class TrainState:
         if self.guard and "guard" in counts:
             self.guard.load(counts["guard"])
         # A rank that there was not keeps the state of its seed.
-        random_states(folder, team.rank).restore()
+        random_states(folder, mesh.rank).restore()
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}

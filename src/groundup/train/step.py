@@ -8,7 +8,7 @@ from torch import Tensor
 
 from groundup.core.errors import TrainingError
 from groundup.parallel.grad_norm import total_norm
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.precision import Precision
 from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.config import TrainConfig
@@ -63,28 +63,28 @@ class NotFinite(TrainingError):
 
 
 def train_step(
-    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, team: Team
+    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, mesh: ParallelMesh
 ) -> StepResult:
     """Forward and backward over the micro-batches of this rank's share of a global batch, then one update.
 
     Raises:
         NotFinite: Gradients are not finite, and not for a loss scale that could be lowered.
     """
-    num_samples = len(batch.tokens_BT) * team.dp
-    batch = share_of_tokens(batch, team.cp_rank, team.layout.cp)
-    num_targets = int(team.sum(torch.tensor(batch.num_targets, device=precision.device)))
+    num_samples = len(batch.tokens_BT) * mesh.dp
+    batch = share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp)
+    num_targets = int(mesh.sum(torch.tensor(batch.num_targets, device=precision.device)))
     scale = state.scaler.scale if state.scaler else 1.0
-    total = add_gradients(state, batch, config, precision, team, scale=scale / num_targets)
+    total = add_gradients(state, batch, config, precision, mesh, scale=scale / num_targets)
     loss = total / num_targets
 
-    grad_norm = _unscale_and_clip(state, scale, config.clip_grad_norm, team)
+    grad_norm = _unscale_and_clip(state, scale, config.clip_grad_norm, mesh)
     finite = math.isfinite(grad_norm)
     scale_can_fall = state.scaler is not None and state.scaler.scale > config.loss_scale.minimum
     if not finite and not scale_can_fall and state.guard is None:
         raise NotFinite(state, num_samples, float(loss), grad_norm, precision)
     outlier = ""
     if state.guard and (finite or not scale_can_fall):
-        outlier = _judge(state.guard, float(loss), grad_norm, team)
+        outlier = _judge(state.guard, float(loss), grad_norm, mesh)
 
     # A skipped step does not advance the schedule: Megatron-LM's rule.
     update = state.step - state.skipped_steps + 1
@@ -118,16 +118,16 @@ def train_step(
     return result
 
 
-def _judge(guard: Guard, loss: float, grad_norm: float, team: Team) -> str:
+def _judge(guard: Guard, loss: float, grad_norm: float, mesh: ParallelMesh) -> str:
     """What the guard has against a step, the same on all ranks; a step that it accepts it remembers."""
     reason = guard.reason(loss, grad_norm)
-    if team.any(bool(reason)):
+    if mesh.any(bool(reason)):
         return reason or "another rank found it an outlier"
     guard.accept(loss, grad_norm)
     return ""
 
 
-def _unscale_and_clip(state: TrainState, scale: float, max_norm: float, team: Team) -> float:
+def _unscale_and_clip(state: TrainState, scale: float, max_norm: float, mesh: ParallelMesh) -> float:
     """Divides gradients by the loss scale and clips their global norm; returns the norm before clipping."""
     gradients = {
         name: parameter.grad
@@ -135,7 +135,7 @@ def _unscale_and_clip(state: TrainState, scale: float, max_norm: float, team: Te
         if parameter.grad is not None
     }
     counted = [gradient for name, gradient in gradients.items() if name not in state.copies]
-    norm = total_norm(counted, team.stages) / scale
+    norm = total_norm(counted, mesh.stages) / scale
     ratio = 1.0 / scale
     if max_norm > 0 and norm > max_norm:
         ratio *= max_norm / (norm + 1e-6)

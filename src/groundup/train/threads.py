@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 
 from groundup.core.log import logger
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 
 _TURN_SECONDS = 0.05
@@ -38,7 +38,7 @@ _Trying = Generator[int, float, T]
 
 
 def counts_to_try(
-    config: TrainConfig, team: Team, *, present: int, environment: Mapping[str, str] = os.environ
+    config: TrainConfig, mesh: ParallelMesh, *, present: int, environment: Mapping[str, str] = os.environ
 ) -> tuple[int, ...]:
     """Numbers of threads, falling; only the present one where there is nothing to choose.
 
@@ -47,13 +47,13 @@ def counts_to_try(
 
     Args:
         config: Of the run.
-        team: This rank among the others.
+        mesh: This rank among the others.
         present: PyTorch's number.
         environment: Variables of the process.
     """
     names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     given = config.threads > 0 or not environment.keys().isdisjoint(names)
-    if given or config.deterministic or config.compile or team.size > 1 or team.device.type != "cpu":
+    if given or config.deterministic or config.compile or mesh.size > 1 or mesh.device.type != "cpu":
         return (present,)
     return tuple(present >> halvings for halvings in range(present.bit_length()))
 

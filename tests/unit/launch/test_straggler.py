@@ -38,7 +38,7 @@ def verdict(*stalls, silent=0.0, host=HERE, world_size=3):
     return find_straggler(found, heartbeats, host=HERE, now=NOW, world_size=world_size)
 
 
-WAITS = "all_reduce, called by sum in team.py:58"
+WAITS = "all_reduce, called by sum in mesh.py:58"
 
 
 def test_who_waits_for_nobody_is_the_culprit_whatever_the_others_say():
@@ -89,7 +89,7 @@ def frame(path, name, line=1) -> FrameSummary:
     return FrameSummary(f"/site-packages/{path}", line, name, lookup_line=False, line="")
 
 
-OURS = frame("groundup/parallel/team.py", "sum", 58)
+OURS = frame("groundup/parallel/mesh.py", "sum", 58)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ OURS = frame("groundup/parallel/team.py", "sum", 58)
                 frame("torch/distributed/_functional_collectives.py", "wait_tensor"),
                 frame("torch/_ops.py", "__call__"),
             ],
-            "wait_tensor, called by sum in team.py:58",
+            "wait_tensor, called by sum in mesh.py:58",
         ),
         ([], ""),
         ([frame("torch/nn/functional.py", "linear")], ""),

@@ -4,7 +4,7 @@ import pytest
 
 from groundup.core.errors import ConfigError
 from groundup.parallel.layout import Layout
-from groundup.parallel.validate import require_layout
+from groundup.parallel.validate import validate_layout
 from tests.instances import MODELS
 
 GPT2 = dataclasses.replace(MODELS["gpt2"], num_heads=4, hidden_size=32, ffn_size=64)
@@ -13,7 +13,7 @@ GPT2 = dataclasses.replace(MODELS["gpt2"], num_heads=4, hidden_size=32, ffn_size
 def require(
     layout: Layout, *, world_size: int, batch: int = 8, micro_batch: int = 1, length: int = 32
 ) -> None:
-    require_layout(
+    validate_layout(
         layout,
         GPT2,
         sequence_length=length,
@@ -64,7 +64,7 @@ def test_what_is_proposed_works() -> None:
 
 def test_fewer_ranks_are_proposed_where_their_number_is_free() -> None:
     with pytest.raises(ConfigError, match=r"layout.dp=1 layout.tp=2"):
-        require_layout(
+        validate_layout(
             Layout(tp=3),
             GPT2,
             sequence_length=32,

@@ -20,7 +20,7 @@ from groundup.models.cache import KeyValueCache
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.initialise import initialise
 from groundup.models.llama import LlamaConfig
-from groundup.parallel.activation_checkpointing import Recompute, recompute_layers
+from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.layout import Layout
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
@@ -43,7 +43,7 @@ KEEP_ALL = Recompute()
 def _model(model_config: ModelConfig, recompute: Recompute = KEEP_ALL) -> Model:
     model = build_model(model_config).train()
     initialise(model, model_config, seed=0)
-    recompute_layers(model, recompute)
+    apply_activation_checkpointing(model, recompute)
     return model
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from groundup.core.log import also_to_file
-from groundup.parallel.mesh import Team
+from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 from groundup.train.threads import Threads, counts_to_try
 from tests.runs import make_config, make_data, run
@@ -125,18 +125,20 @@ def data(tmp_path_factory):
 
 def test_what_forbids_a_choice(data, tmp_path):
     config = dataclasses.replace(make_config(data, tmp_path), deterministic=False)
-    team = Team(rank=0, size=1, layout=config.layout, device=torch.device("cpu"), mesh=None)
+    mesh = ParallelMesh(rank=0, size=1, layout=config.layout, device=torch.device("cpu"), device_mesh=None)
 
-    def counts(config: TrainConfig = config, team: Team = team, **environment: str) -> tuple[int, ...]:
-        return counts_to_try(config, team, present=12, environment=environment)
+    def counts(
+        config: TrainConfig = config, mesh: ParallelMesh = mesh, **environment: str
+    ) -> tuple[int, ...]:
+        return counts_to_try(config, mesh, present=12, environment=environment)
 
     assert counts() == (12, 6, 3, 1)
     assert counts(OMP_NUM_THREADS="12") == (12,)
     assert counts(MKL_NUM_THREADS="12") == (12,)
     for setting in ({"deterministic": True}, {"compile": True}, {"threads": 12}):
         assert counts(dataclasses.replace(config, **setting)) == (12,)
-    assert counts(team=dataclasses.replace(team, size=2)) == (12,)
-    assert counts(team=dataclasses.replace(team, device=torch.device("cuda"))) == (12,)
+    assert counts(mesh=dataclasses.replace(mesh, size=2)) == (12,)
+    assert counts(mesh=dataclasses.replace(mesh, device=torch.device("cuda"))) == (12,)
 
 
 @pytest.fixture
