@@ -26,10 +26,10 @@ import torch
 from processes import describe_machine, touch_memory, wait_for_idle_cpu
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint import store
-from groundup.checkpoint.groups import Group, load_into
-from groundup.checkpoint.pruning import Keep
-from groundup.checkpoint.writer import Snapshot, Writer
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.load import Group, load_into
+from groundup.checkpoint.native.pruning import Keep
+from groundup.checkpoint.native.save import Snapshot, Writer
 from groundup.core.config import resolve
 from groundup.core.files import fsync_file
 from groundup.models import ModelConfig, build_model

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from processes import describe_machine, touch_memory
 
-from groundup.checkpoint.huggingface import write_stored
-from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes
+from groundup.checkpoint.huggingface.weights import write_stored
+from groundup.checkpoint.lazy import StoredModel, StoredTensor, logical_shapes
 from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer import load_tokenizer
@@ -37,10 +37,10 @@ _SEVEN_B = {"layers": 32, "hidden": 4096, "ffn": 11008, "vocab": 32000}  # Llama
 _WRITE = """
 import sys
 from pathlib import Path
-from groundup.checkpoint.huggingface import write_stored
+from groundup.checkpoint.huggingface.weights import write_stored
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.native import write_native
-from groundup.checkpoint.open import open_stored
+from groundup.checkpoint.native.model import write_native
+from groundup.checkpoint.formats import open_stored
 source, target = map(Path, sys.argv[1:3])
 if sys.argv[3] == "megatron":
     write_megatron(open_stored(source), target, tp=2, pp=2)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.lazy import stored_of
+from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.stored import stored_of
 
 
 def write_checkpoint(loaded: LoadedModel, folder: Path, **settings: Any) -> Path:

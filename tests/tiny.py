@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters

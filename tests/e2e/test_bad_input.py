@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from groundup.__main__ import main
-from groundup.checkpoint import store, writer
+from groundup.checkpoint.native import save, store
 from groundup.core.errors import MachineError
 from groundup.tokens.files.indexed import bin_path, idx_path
 from tests.runs import losses, make_config, make_data, run
@@ -118,14 +118,14 @@ def test_a_full_disk_while_saving_leaves_the_old_checkpoint(data, tmp_path, monk
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write_safetensors(path, tensors)
 
-    write_safetensors = writer.write_safetensors
-    monkeypatch.setattr(writer, "write_safetensors", fill_up)
+    write_safetensors = save.write_safetensors
+    monkeypatch.setattr(save, "write_safetensors", fill_up)
     with pytest.raises(MachineError, match=r"step 6 could not be written .*earlier checkpoints are intact"):
         run(config)
     checkpoints = tmp_path / "run/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_0000003"]
     assert store.verify(checkpoints / "latest") == ""
-    monkeypatch.setattr(writer, "write_safetensors", write_safetensors)
+    monkeypatch.setattr(save, "write_safetensors", write_safetensors)
     assert losses(run(config)) == whole
 
 

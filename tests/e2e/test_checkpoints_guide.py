@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from groundup.checkpoint.store import resolve
+from groundup.checkpoint.native.store import resolve
 from groundup.core.config import to_yaml
 from tests.guides import commands, run
 from tests.runs import SENTENCES, make_config, make_data

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.open import open_stored
 from tests.guides import ROOT, commands, require_shown, run, shell
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import tiny_model, tiny_tokenizer

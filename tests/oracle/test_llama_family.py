@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from groundup.checkpoint.huggingface import open_huggingface, read_huggingface, write_stored
+from groundup.checkpoint.huggingface.weights import open_huggingface, read_huggingface, write_stored
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.rope import why_not_legacy
+from groundup.checkpoint.megatron.rope_args import why_not_legacy
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.native import open_native, write_native
+from groundup.checkpoint.native.model import open_native, write_native
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.models.llama import LlamaConfig

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from groundup.checkpoint import store, writer
-from groundup.checkpoint.groups import Group, group_names
+from groundup.checkpoint.native import save, store
+from groundup.checkpoint.native.load import Group, group_names
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
@@ -69,20 +69,20 @@ def _targets(first: str, reach: int) -> list[str]:
 
 def save_with_a_full_disk_on_one_rank(config: TrainConfig) -> None:
     """Rank 1 cannot write step 6; every rank leaves what it was told."""
-    write_safetensors = writer.write_safetensors
+    write_safetensors = save.write_safetensors
 
     def fill_up(path, tensors):
         if os.environ["RANK"] == "1" and "step_0000006" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device", path.name)
         return write_safetensors(path, tensors)
 
-    writer.write_safetensors = fill_up
+    save.write_safetensors = fill_up
     try:
         run(config)
     except MachineError as error:
         (config.run_dir / f"error-{os.environ['RANK']}").write_text(str(error))
     finally:
-        writer.write_safetensors = write_safetensors
+        save.write_safetensors = write_safetensors
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import orjson
 import pytest
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.groups import Group
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.load import Group
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import TrainingError
 from groundup.eval.perplexity import Evaluation

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from groundup.checkpoint.huggingface import write_huggingface
-from groundup.checkpoint.open import open_model
+from groundup.checkpoint.formats import open_model
+from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.parallel.layout import Layout
 from groundup.train.config import StartConfig
 from tests.parallel.ranks import train_on_ranks

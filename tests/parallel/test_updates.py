@@ -9,8 +9,8 @@ import orjson
 import pytest
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.groups import Group
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.load import Group
 from groundup.parallel import precision
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.contents import CHAT_TEMPLATES, TOKENIZER
+from groundup.checkpoint.native.contents import CHAT_TEMPLATES, TOKENIZER
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import read_json, write_json
 from groundup.core.log import logger

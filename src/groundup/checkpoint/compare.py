@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.groups import Group, group_names
-from groundup.checkpoint.stored import StoredModel, StoredTensor, without_moments
+from groundup.checkpoint.lazy import StoredModel, StoredTensor, without_moments
+from groundup.checkpoint.native.load import Group, group_names
 from groundup.core.errors import CheckpointError
 
 _NOT_COMPARED = "random"

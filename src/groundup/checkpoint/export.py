@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from groundup.checkpoint.stored import StoredModel
+from groundup.checkpoint.lazy import StoredModel
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.files import fsync_dir, fsync_file, require_free_space
 from groundup.core.manifest import Manifest, describe_files

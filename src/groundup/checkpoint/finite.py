@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.stored import StoredModel
+from groundup.checkpoint.lazy import StoredModel
 from groundup.core.errors import CheckpointError
 
 _SHOWN = 3

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, linear
 
-from groundup.checkpoint.loaded import LoadedModel
-from groundup.checkpoint.logical import physical
-from groundup.checkpoint.stored import StoredModel
+from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.vocab_padding import physical
 from groundup.models import build_model
 
 TOLERANCE = 1e-5

@@ -4,9 +4,9 @@ import dataclasses
 from pathlib import Path
 
 from groundup.checkpoint.finite import require_finite, weights_of
-from groundup.checkpoint.open import open_stored
+from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.lazy import StoredModel
 from groundup.checkpoint.parity import TOLERANCE, Parity, compare_stored
-from groundup.checkpoint.stored import StoredModel
 from groundup.core.errors import CheckpointError
 
 

@@ -3,9 +3,9 @@
 import shutil
 from pathlib import Path
 
-from groundup.checkpoint import store
-from groundup.checkpoint.commit import put_in_place
-from groundup.checkpoint.contents import MANIFEST, read_manifest
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.commit import put_in_place
+from groundup.checkpoint.native.contents import MANIFEST, read_manifest
 from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import require_free_space
 from groundup.core.object_store import Download, ObjectStore, name_of

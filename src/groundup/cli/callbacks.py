@@ -2,7 +2,7 @@
 
 import functools
 
-from groundup.checkpoint.loaded import LoadedModel, stop_ids
+from groundup.checkpoint.loaded_model import LoadedModel, stop_ids
 from groundup.cli.generate import prompt_ids
 from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine

@@ -12,7 +12,7 @@ from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.progress import Progress
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.pruning import Keep
+    from groundup.checkpoint.native.pruning import Keep
 
 _SHOWN = 12
 
@@ -29,8 +29,8 @@ def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = F
         quick: Do not read the files, which takes a while for large ones: only see that all are there with
             their sizes.
     """
-    from groundup.checkpoint import store
-    from groundup.checkpoint.contents import read_manifest
+    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.contents import read_manifest
 
     folders = store.steps_of(_checkpoints_dir(run))
     if not folders:
@@ -64,9 +64,9 @@ def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")
         path: A checkpoint, or a run folder for its newest sound one.
         tensors: List every tensor with its dtype, shape and the files that hold it.
     """
-    from groundup.checkpoint import store
-    from groundup.checkpoint.contents import read_manifest
-    from groundup.checkpoint.groups import Group, group_names
+    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.contents import read_manifest
+    from groundup.checkpoint.native.load import Group, group_names
 
     folder = store.resolve(path)
     manifest = read_manifest(folder)
@@ -120,7 +120,7 @@ def verify(path: Path) -> None:
     Args:
         path: A checkpoint, or a run folder.
     """
-    from groundup.checkpoint import store
+    from groundup.checkpoint.native import store
 
     folders = [path] if store.is_checkpoint(path) else store.steps_of(_checkpoints_dir(path))
     if not folders:
@@ -159,8 +159,8 @@ def diff(
         second: Another.
         all_tensors: Also list the tensors that are equal, and all that are not.
     """
-    from groundup.checkpoint import store
     from groundup.checkpoint.compare import compare
+    from groundup.checkpoint.native import store
 
     differences = []
     num_tensors = 0
@@ -206,8 +206,8 @@ def prune(
         keep_every: Those of steps that this divides stay too; 0 for none.
         dry_run: Only say what would go.
     """
-    from groundup.checkpoint import store
-    from groundup.checkpoint.pruning import Keep
+    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.pruning import Keep
     from groundup.core.folder_lock import locked_folder
 
     if keep_last < 1 or keep_every < 0:
@@ -221,7 +221,7 @@ def prune(
 
 
 def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> None:
-    from groundup.checkpoint import store
+    from groundup.checkpoint.native import store
 
     found = keep.sort(folders, store.verify)
     for folder, reason in sorted(found.damaged.items()):

@@ -8,7 +8,7 @@ from groundup.core.errors import ConfigError
 from groundup.core.progress import Progress
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.stored import StoredModel
+    from groundup.checkpoint.lazy import StoredModel
 
 
 def slim(path: Path, out: Path) -> None:
@@ -22,8 +22,8 @@ def slim(path: Path, out: Path) -> None:
         path: A checkpoint, or a run folder for its newest sound one.
         out: New folder, which `groundup generate`, `eval` and `convert` take.
     """
-    from groundup.checkpoint.native import open_native, write_native
-    from groundup.checkpoint.stored import without_moments
+    from groundup.checkpoint.lazy import without_moments
+    from groundup.checkpoint.native.model import open_native, write_native
 
     stored = without_moments(open_native(path))
     with Progress("writing", _weight_bytes(stored), "B") as progress:
@@ -47,7 +47,7 @@ def average(
         out: New folder, which `groundup generate`, `eval` and `convert` take.
     """
     from groundup.checkpoint.compare import mean_of
-    from groundup.checkpoint.native import open_native, write_native
+    from groundup.checkpoint.native.model import open_native, write_native
 
     if len(paths) < 2:
         raise ConfigError("needs two checkpoints or more", where="checkpoint average")
@@ -70,7 +70,7 @@ def push(path: Path, url: str) -> None:
         path: A checkpoint, or a run folder for its newest sound one.
         url: Of the folder that it is put into.
     """
-    from groundup.checkpoint import store
+    from groundup.checkpoint.native import store
     from groundup.checkpoint.remote import push as upload
 
     folder = store.resolve(path)

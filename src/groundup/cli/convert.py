@@ -56,13 +56,13 @@ def convert(
             names, of AdamW).
         ema: Write the average of the weights that a run with ema.decay keeps; without moments.
     """
-    from groundup.checkpoint.huggingface import write_stored
+    from groundup.checkpoint.formats import open_stored
+    from groundup.checkpoint.huggingface.shard_sizes import parse_sharding
+    from groundup.checkpoint.huggingface.weights import write_stored
+    from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments
     from groundup.checkpoint.megatron.write import write_megatron
-    from groundup.checkpoint.native import write_native
-    from groundup.checkpoint.open import open_stored
+    from groundup.checkpoint.native.model import write_native
     from groundup.checkpoint.proof import Proof
-    from groundup.checkpoint.sharding import parse_sharding
-    from groundup.checkpoint.stored import in_dtype, torch_dtype, without_moments
     from groundup.core.log import logger
     from groundup.core.progress import Progress
 

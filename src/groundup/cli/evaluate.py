@@ -66,7 +66,7 @@ def evaluate(
         ema: Measure the average of the weights that a run with ema.decay keeps.
         json: Print one JSON object a task instead of a table.
     """
-    from groundup.checkpoint.open import open_model
+    from groundup.checkpoint.formats import open_model
     from groundup.core.errors import ConfigError
     from groundup.parallel.device import choose_device
     from groundup.parallel.precision import choose_precision

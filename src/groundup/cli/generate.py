@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.loaded import LoadedModel
+    from groundup.checkpoint.loaded_model import LoadedModel
     from groundup.inference.engine import Engine, FinishReason
     from groundup.inference.sampler import Sampling
 
@@ -53,7 +53,7 @@ def generate(
         device: Where to compute; auto takes a GPU where there is one.
         ema: Use the average of the weights that a run with ema.decay keeps.
     """
-    from groundup.checkpoint.open import open_model
+    from groundup.checkpoint.formats import open_model
     from groundup.core.config import from_dict
     from groundup.core.errors import ConfigError
     from groundup.inference.engine import Engine
@@ -137,7 +137,7 @@ def _complete(
     seed: int,
     num_samples: int,
 ) -> None:
-    from groundup.checkpoint.loaded import stop_ids
+    from groundup.checkpoint.loaded_model import stop_ids
 
     ids = prompt_ids(loaded, prompt)
     if num_samples == 1:
@@ -165,7 +165,7 @@ def _complete(
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
     """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.loaded import begin_id
+    from groundup.checkpoint.loaded_model import begin_id
 
     return [*loaded.prompt_prefix, *loaded.tokenizer.encode(prompt)] or [begin_id(loaded)]
 

@@ -55,8 +55,8 @@ def quickstart(
     """
     import torch
 
-    from groundup.checkpoint.huggingface import write_huggingface
-    from groundup.checkpoint.open import open_model
+    from groundup.checkpoint.formats import open_model
+    from groundup.checkpoint.huggingface.weights import write_huggingface
     from groundup.cli.train import run_training
     from groundup.core.log import logger
     from groundup.tokens.build import build_tokens

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from groundup.checkpoint.pruning import Keep
-from groundup.checkpoint.writer import Writer
+from groundup.checkpoint.native.pruning import Keep
+from groundup.checkpoint.native.save import Writer
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError
 from groundup.core.files import atomic_write

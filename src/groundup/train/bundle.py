@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from groundup.checkpoint import store
-from groundup.checkpoint.pruning import Keep
-from groundup.checkpoint.writer import Writer
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.pruning import Keep
+from groundup.checkpoint.native.save import Writer
 from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import Manifest, damage, describe_files

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from groundup.checkpoint import store
+from groundup.checkpoint.native import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
 from groundup.train.build import Run

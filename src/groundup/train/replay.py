@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.groups import Group, load_into
+from groundup.checkpoint.native.load import Group, load_into
 from groundup.models import Model, build_model
 from groundup.models.mode import evaluating
 from groundup.parallel.apply import parallelize

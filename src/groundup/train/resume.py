@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.commit import recover
-from groundup.checkpoint.contents import read_manifest
-from groundup.checkpoint.store import describe_damage, find_newest, point_latest
+from groundup.checkpoint.native.commit import recover
+from groundup.checkpoint.native.contents import read_manifest
+from groundup.checkpoint.native.store import describe_damage, find_newest, point_latest
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.log import logger

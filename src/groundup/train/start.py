@@ -4,13 +4,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint import store
-from groundup.checkpoint.huggingface import is_huggingface
-from groundup.checkpoint.logical import misfits, physical
-from groundup.checkpoint.megatron.files import is_megatron
-from groundup.checkpoint.open import open_stored
-from groundup.checkpoint.parts import stored_name
-from groundup.checkpoint.stored import StoredModel, parameters_on_meta
+from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.huggingface.weights import is_huggingface
+from groundup.checkpoint.lazy import StoredModel, parameters_on_meta
+from groundup.checkpoint.megatron.ranks import is_megatron
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.shards import stored_name
+from groundup.checkpoint.vocab_padding import misfits, physical
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger

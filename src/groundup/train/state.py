@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions, companions_of
-from groundup.checkpoint.contents import read_manifest
-from groundup.checkpoint.groups import Group, group_names, load_into
-from groundup.checkpoint.logical import misfits
-from groundup.checkpoint.parts import stored_name
-from groundup.checkpoint.stored import parameters_on_meta
-from groundup.checkpoint.writer import Snapshot
+from groundup.checkpoint.lazy import parameters_on_meta
+from groundup.checkpoint.native.contents import read_manifest
+from groundup.checkpoint.native.load import Group, group_names, load_into
+from groundup.checkpoint.native.save import Snapshot
+from groundup.checkpoint.native.shards import stored_name
+from groundup.checkpoint.vocab_padding import misfits
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model

@@ -13,17 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.huggingface import is_huggingface, write_stored
-from groundup.checkpoint.megatron.names import Naming
-from groundup.checkpoint.megatron.rope import why_not_legacy
-from groundup.checkpoint.megatron.vocabulary import padded_rows
+from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.huggingface.shard_sizes import Sharding
+from groundup.checkpoint.huggingface.weights import is_huggingface, write_stored
+from groundup.checkpoint.lazy import StoredModel, StoredTensor, in_dtype, with_biases, without_moments
+from groundup.checkpoint.megatron.padded_vocab import padded_rows
+from groundup.checkpoint.megatron.parameter_names import Naming
+from groundup.checkpoint.megatron.rope_args import why_not_legacy
 from groundup.checkpoint.megatron.write import require_divides, write_megatron
-from groundup.checkpoint.megatron.write_moments import why_without_moments
-from groundup.checkpoint.native import write_native
-from groundup.checkpoint.open import open_stored
+from groundup.checkpoint.megatron.write_optimizer import why_without_moments
+from groundup.checkpoint.native.model import write_native
 from groundup.checkpoint.parity import TOLERANCE, Parity, Reference
-from groundup.checkpoint.sharding import Sharding
-from groundup.checkpoint.stored import StoredModel, StoredTensor, in_dtype, with_biases, without_moments
 from groundup.core.errors import ConfigError, GroundupError
 from groundup.core.files import checksum, require_free_space
 from groundup.models import ModelConfig

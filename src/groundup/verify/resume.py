@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from groundup.checkpoint import store
 from groundup.checkpoint.compare import Difference, compare
+from groundup.checkpoint.native import store
 from groundup.core.config import to_yaml
 from groundup.core.errors import TrainingError
 from groundup.tokens.samples.splits import tokenizer_of_data

@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from groundup.checkpoint import store, writer
 from groundup.checkpoint.compare import compare
-from groundup.checkpoint.groups import Group, file_name, load_into, write_parts
-from groundup.checkpoint.parts import Box, Held, share_out
-from groundup.checkpoint.safetensors_file import write_safetensors
-from groundup.checkpoint.stored import in_memory
+from groundup.checkpoint.lazy import in_memory
+from groundup.checkpoint.native import save, store
+from groundup.checkpoint.native.load import Group, file_name, load_into, write_parts
+from groundup.checkpoint.native.safetensors import write_safetensors
+from groundup.checkpoint.native.shards import Box, Held, share_out
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum
@@ -238,7 +238,7 @@ def test_saves_in_the_background_do_not_overlap_and_hold_what_was_then(data, tmp
         writing.remove(path)
         return result
 
-    monkeypatch.setattr(writer, "write_safetensors", slow)
+    monkeypatch.setattr(save, "write_safetensors", slow)
     built = build_run(config)
     name, parameter = next(iter(built.state.model.named_parameters()))
     before = parameter.detach()[:300].clone()
@@ -263,7 +263,7 @@ def test_a_failure_in_the_background_ends_the_run_at_the_next_step(data, tmp_pat
     def full(path, tensors):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(writer, "write_safetensors", full)
+    monkeypatch.setattr(save, "write_safetensors", full)
     with pytest.raises(MachineError, match=r"step 3 could not be written .*No space left.*are intact"):
         run(dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, interval=3)))
     assert list((config.run_dir / "checkpoints").iterdir()) == []

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from groundup.checkpoint.companions import companions_of, read_companions
-from groundup.checkpoint.huggingface import open_huggingface, write_huggingface
-from groundup.checkpoint.loaded import stop_ids
-from groundup.checkpoint.open import open_model, open_stored
+from groundup.checkpoint.formats import open_model, open_stored
+from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
+from groundup.checkpoint.loaded_model import stop_ids
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError
 from groundup.core.manifest import Manifest, describe_files

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.contents import read_manifest
-from groundup.checkpoint.groups import Group, file_name, group_names, write_parts
-from groundup.checkpoint.parts import Box, Held
-from groundup.checkpoint.safetensors_file import write_safetensors
-from groundup.checkpoint.stored import in_memory
+from groundup.checkpoint.lazy import in_memory
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.contents import read_manifest
+from groundup.checkpoint.native.load import Group, file_name, group_names, write_parts
+from groundup.checkpoint.native.safetensors import write_safetensors
+from groundup.checkpoint.native.shards import Box, Held
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import checksum
 from groundup.core.manifest import Manifest, describe_files

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface import (
+from groundup.checkpoint.huggingface.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
+from groundup.checkpoint.huggingface.shard_sizes import Sharding, parse_sharding
+from groundup.checkpoint.huggingface.weights import (
     open_huggingface,
     read_huggingface,
     write_huggingface,
     write_stored,
 )
-from groundup.checkpoint.logical import logical_weights
-from groundup.checkpoint.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
+from groundup.checkpoint.lazy import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
+from groundup.checkpoint.native.safetensors import read_header, read_safetensors
 from groundup.checkpoint.parity import compare, rounded
-from groundup.checkpoint.safetensors_file import read_header, read_safetensors
-from groundup.checkpoint.sharding import Sharding, parse_sharding
-from groundup.checkpoint.stored import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
+from groundup.checkpoint.vocab_padding import logical_weights
 from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from tests.instances import MODELS
@@ -101,7 +101,7 @@ def test_a_failed_write_leaves_the_earlier_export(tmp_path: Path, monkeypatch: p
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("groundup.checkpoint.huggingface.write_shards", full)
+    monkeypatch.setattr("groundup.checkpoint.huggingface.weights.write_shards", full)
     with pytest.raises(MachineError, match="No space left"):
         write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "out")
     monkeypatch.undo()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from groundup.checkpoint.huggingface_config import config_json, read_config
+from groundup.checkpoint.huggingface.config import config_json, read_config
 from groundup.core.errors import CheckpointError
 from tests.instances import MODELS
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface import read_huggingface, write_huggingface, write_stored
-from groundup.checkpoint.logical import logical_weights
+from groundup.checkpoint.huggingface.shard_sizes import Sharding
+from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface, write_stored
+from groundup.checkpoint.lazy import stored_of
 from groundup.checkpoint.parity import compare
-from groundup.checkpoint.sharding import Sharding
-from groundup.checkpoint.stored import stored_of
+from groundup.checkpoint.vocab_padding import logical_weights
 from groundup.core.errors import CheckpointError
 from tests.tiny import tiny_model
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint import store
-from groundup.checkpoint.commit import put_in_place
-from groundup.checkpoint.pruning import Keep, Pruning
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.commit import put_in_place
+from groundup.checkpoint.native.pruning import Keep, Pruning
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError
 from groundup.train.config import TrainConfig

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groundup.checkpoint.huggingface import open_huggingface, read_huggingface, write_huggingface
-from groundup.checkpoint.huggingface_config import config_json, read_config
+from groundup.checkpoint.huggingface.config import config_json, read_config
+from groundup.checkpoint.huggingface.weights import open_huggingface, read_huggingface, write_huggingface
 from groundup.core.errors import CheckpointError
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling

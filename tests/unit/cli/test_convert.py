@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.formats import open_model, open_stored
+from groundup.checkpoint.huggingface.weights import write_huggingface
+from groundup.checkpoint.lazy import stored_of
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.native import write_native
-from groundup.checkpoint.open import open_model, open_stored
+from groundup.checkpoint.native.model import write_native
+from groundup.checkpoint.native.safetensors import bytes_of
 from groundup.checkpoint.parity import compare
-from groundup.checkpoint.safetensors_file import bytes_of
-from groundup.checkpoint.stored import stored_of
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_conversion_whose_parity_fails(
     def wrong_bytes(tensor: torch.Tensor) -> memoryview:
         return bytes_of(tensor + 1)
 
-    monkeypatch.setattr("groundup.checkpoint.safetensors_file.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.native.safetensors.bytes_of", wrong_bytes)
     monkeypatch.setattr("groundup.checkpoint.megatron.write.bytes_of", wrong_bytes)
     for to in ("native", "hf", "megatron"):
         for out in (tmp_path / "out", tmp_path / "new" / "folder" / "out"):

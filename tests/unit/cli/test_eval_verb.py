@@ -22,7 +22,7 @@ from tests.tiny import tiny_model
 def test_what_is_wrong_is_named_as_it_was_typed(
     words: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("groundup.checkpoint.open.open_model", lambda *_, **__: tiny_model("gpt2"))
+    monkeypatch.setattr("groundup.checkpoint.formats.open_model", lambda *_, **__: tiny_model("gpt2"))
     with pytest.raises(ConfigError, match=says) as raised:
         run(["eval", "model", "--data", "x.txt", *words])
     assert "task." not in str(raised.value)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint.huggingface import read_huggingface, write_huggingface
+from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.checkpoint.parity import Parity
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, DataError

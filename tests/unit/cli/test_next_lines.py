@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint.huggingface import write_huggingface
+from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.cli.app import build_app
 from tests.runs import write_run
 from tests.tiny import tiny_model

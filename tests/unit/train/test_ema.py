@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from groundup.checkpoint.groups import Group
-from groundup.checkpoint.open import open_model
+from groundup.checkpoint.formats import open_model
+from groundup.checkpoint.native.load import Group
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import CheckpointError
 from groundup.train.build import build_run

@@ -8,8 +8,8 @@ import signal
 import pytest
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.groups import Group
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.load import Group
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.train.bundle import read_bundle
 from groundup.train.guard import Guard, RollbackGuard, SkipGuard

@@ -208,7 +208,7 @@ def test_a_full_disk_does_not_hide_the_reason(data, tmp_path, monkeypatch):
 
     def spoil(model):
         model.norm.bias[0] = math.nan
-        monkeypatch.setattr("groundup.checkpoint.writer.require_free_space", full)
+        monkeypatch.setattr("groundup.checkpoint.native.save.require_free_space", full)
 
     message = fail(config_of(data, tmp_path / "run"), spoil)
     assert "The step could not be saved" in message

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint import store
+from groundup.checkpoint.native import store
 from groundup.cli.app import run as run_line
 from groundup.cli.train import run_training
 from groundup.core.config import to_yaml

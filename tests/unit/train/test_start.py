@@ -8,10 +8,10 @@ import pytest
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from groundup.checkpoint.huggingface import write_huggingface
-from groundup.checkpoint.loaded import stop_ids
-from groundup.checkpoint.open import open_model
-from groundup.checkpoint.stored import stored_of
+from groundup.checkpoint.formats import open_model
+from groundup.checkpoint.huggingface.weights import write_huggingface
+from groundup.checkpoint.lazy import stored_of
+from groundup.checkpoint.loaded_model import stop_ids
 from groundup.cli.run_config import run_config
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
@@ -134,7 +134,7 @@ def test_another_end_of_documents_is_told(caplog):
 def test_a_checkpoint_whose_tokenizer_reads_as_another_is_refused(trained, monkeypatch):
     checkpoint = trained / "run/checkpoints/step_0000006"
     own, other = open_model(checkpoint, device="cpu").tokenizer, tiny_model("gpt2").tokenizer
-    monkeypatch.setattr("groundup.checkpoint.native.load_tokenizer", lambda folder: other)
+    monkeypatch.setattr("groundup.checkpoint.native.model.load_tokenizer", lambda folder: other)
     says = f"holds the tokenizer {other.fingerprint}, the model was trained with {own.fingerprint}"
     with pytest.raises(CheckpointError, match=says):
         open_model(checkpoint, device="cpu")

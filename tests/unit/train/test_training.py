@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from groundup.checkpoint import store
-from groundup.checkpoint.groups import Group
+from groundup.checkpoint.native import store
+from groundup.checkpoint.native.load import Group
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
 from groundup.tokens.files.indexed import bin_path

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.huggingface import open_huggingface, write_huggingface
-from groundup.checkpoint.huggingface_config import config_json
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.huggingface.config import config_json
+from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
+from groundup.checkpoint.lazy import StoredModel, stored_of
+from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron import write as megatron_write
-from groundup.checkpoint.stored import StoredModel, stored_of
 from groundup.cli.app import run
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
 from groundup.models import build_model
@@ -130,7 +130,7 @@ def test_a_config_at_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """Equal weights do not make an equal model."""
     pytest.importorskip("transformers")
     monkeypatch.setattr(
-        "groundup.checkpoint.huggingface.config_json",
+        "groundup.checkpoint.huggingface.weights.config_json",
         lambda config: {**config_json(config), "rms_norm_eps": 0.3},
     )
     found = verified(stored_of(tiny_model("llama")), tmp_path)

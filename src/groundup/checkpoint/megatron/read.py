@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.huggingface import prompt_prefix
-from groundup.checkpoint.megatron.arguments import count_layers, model_config, plain_args
-from groundup.checkpoint.megatron.distributed import open_distributed
-from groundup.checkpoint.megatron.files import RankGrid, checkpoint_folder, is_distributed, open_ranks
-from groundup.checkpoint.megatron.layout import CURRENT_VERSION
-from groundup.checkpoint.megatron.moments import ENTRIES, Chunks, has_moments, read_masters, read_moments
-from groundup.checkpoint.megatron.names import EMBEDDING, HEAD, canonical_tensors
-from groundup.checkpoint.megatron.shards import Stage, merge
+from groundup.checkpoint.huggingface.weights import prompt_prefix
+from groundup.checkpoint.lazy import StoredModel, StoredTensor, in_memory
+from groundup.checkpoint.megatron.args import count_layers, model_config, plain_args
+from groundup.checkpoint.megatron.merge_ranks import Stage, merge
+from groundup.checkpoint.megatron.optimizer import ENTRIES, Chunks, has_moments, read_masters, read_moments
+from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, true_vocab_size
+from groundup.checkpoint.megatron.parameter_names import EMBEDDING, HEAD, canonical_tensors
+from groundup.checkpoint.megatron.ranks import RankGrid, checkpoint_folder, is_distributed, open_ranks
+from groundup.checkpoint.megatron.tensor_layout import CURRENT_VERSION
 from groundup.checkpoint.megatron.tokenizer import folder_of_tokenizer, tokenizer_of
-from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, true_vocab_size
-from groundup.checkpoint.stored import StoredModel, StoredTensor, in_memory
+from groundup.checkpoint.megatron.torch_dist import open_distributed
 from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.models import ModelConfig

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.export import Check, export_folder
-from groundup.checkpoint.megatron.arguments import args_of
-from groundup.checkpoint.megatron.files import RANK_FILE, TRACKER
-from groundup.checkpoint.megatron.layout import CURRENT_VERSION, Packing, fused_shape, split_dim
-from groundup.checkpoint.megatron.moments import ENTRIES
-from groundup.checkpoint.megatron.names import (
+from groundup.checkpoint.huggingface.names import NameRule, rules_for
+from groundup.checkpoint.lazy import StoredModel, StoredTensor, logical_shapes, with_biases
+from groundup.checkpoint.megatron.args import args_of
+from groundup.checkpoint.megatron.optimizer import ENTRIES
+from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
+from groundup.checkpoint.megatron.parameter_names import (
     EMBEDDING,
     HEAD,
     Naming,
@@ -24,19 +25,18 @@ from groundup.checkpoint.megatron.names import (
     rules,
     with_layer,
 )
-from groundup.checkpoint.megatron.rope import require_rope
+from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
+from groundup.checkpoint.megatron.rope_args import require_rope
+from groundup.checkpoint.megatron.tensor_layout import CURRENT_VERSION, Packing, fused_shape, split_dim
 from groundup.checkpoint.megatron.tokenizer import FOLDER
-from groundup.checkpoint.megatron.vocabulary import DEFAULT_MULTIPLE, padded_rows
-from groundup.checkpoint.megatron.write_moments import (
+from groundup.checkpoint.megatron.write_optimizer import (
     adam_args,
     optimizer_entry,
     scheduler_entry,
     why_without_moments,
 )
-from groundup.checkpoint.names import NameRule, rules_for
-from groundup.checkpoint.safetensors_file import bytes_of
-from groundup.checkpoint.stored import StoredModel, StoredTensor, logical_shapes, with_biases
-from groundup.checkpoint.unpickle import storage_offsets
+from groundup.checkpoint.native.safetensors import bytes_of
+from groundup.checkpoint.safe_pickle.unpickle import storage_offsets
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from groundup.checkpoint.loaded import LoadedModel, require_finite_loss
+from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.progress import Progress
 from groundup.eval.data import SplitName, open_tokens

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.megatron.files import is_megatron
+from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.lazy import load
+from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.open import open_stored
 from groundup.checkpoint.parity import compare
-from groundup.checkpoint.stored import load
 from groundup.core.errors import CheckpointError, DataError, MachineError
 from groundup.models import build_model
 from groundup.models.initialise import initialise

@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.lazy import load
+from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.parity import compare
-from groundup.checkpoint.stored import load
 from groundup.core.errors import CheckpointError
 from tests.megatron_files import flat_tensors, rank_files, write_checkpoint
 from tests.tiny import tiny_model

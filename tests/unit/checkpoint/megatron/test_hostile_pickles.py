@@ -16,9 +16,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from groundup.checkpoint import pickle_machine, pickle_objects
-from groundup.checkpoint.pickle_objects import Stub
-from groundup.checkpoint.unpickle import load_pickled, load_pickled_part, load_plain_pickle
+from groundup.checkpoint.safe_pickle import machine, objects
+from groundup.checkpoint.safe_pickle.objects import Stub
+from groundup.checkpoint.safe_pickle.unpickle import load_pickled, load_pickled_part, load_plain_pickle
 from groundup.core.errors import CheckpointError
 from tests.hostile_pickles import (
     build,
@@ -99,7 +99,7 @@ def test_a_tensor_cannot_be_changed_after_it_was_made(state: bytes, write: Write
     ],
 )
 def test_nothing_outlives_a_file(changed: bytes, told: str, write: Write, tmp_path: Path) -> None:
-    modules = (pickle_machine, pickle_objects, argparse.Namespace, collections.OrderedDict, Stub)
+    modules = (machine, objects, argparse.Namespace, collections.OrderedDict, Stub)
     before = [set(vars(module)) for module in modules]
     for state in STATES.values():
         path = write(tmp_path / "a.pt", build(changed, state))

@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.megatron.names import Naming
+from groundup.checkpoint.megatron.parameter_names import Naming
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.native import open_native, write_native
+from groundup.checkpoint.native.model import open_native, write_native
 from groundup.core.errors import CheckpointError
 from groundup.train.optim import AdamW, build_optimizers
 from tests.megatron_files import edit, flat_tensors, rank_files, with_optimizer, write_checkpoint

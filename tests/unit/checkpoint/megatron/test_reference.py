@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from groundup.checkpoint.huggingface import read_huggingface, write_stored
-from groundup.checkpoint.loaded import LoadedModel
+from groundup.checkpoint.huggingface.weights import read_huggingface, write_stored
+from groundup.checkpoint.lazy import StoredModel, load
+from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.stored import StoredModel, load
 from groundup.tokens.tokenizer import load_tokenizer
 
 NAMES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
@@ -77,7 +77,7 @@ def test_both_parallelisms_hold_the_same_model(reference: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_names_are_written(reference: Path, name: str, tmp_path: Path) -> None:
     """What is written has the keys, in each nested dict, and shapes of what Megatron-LM wrote."""
-    from groundup.checkpoint.unpickle import load_pickled
+    from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 
     tp = 2 if "tp2" in name else 1
     written = write_megatron(

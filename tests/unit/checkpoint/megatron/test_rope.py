@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from groundup.checkpoint.lazy import load
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.stored import load
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling, RopeScaling
 from tests.megatron_files import edit, rank_files, write_checkpoint

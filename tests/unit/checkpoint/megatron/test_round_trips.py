@@ -8,17 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groundup.checkpoint.huggingface import open_huggingface, write_stored
-from groundup.checkpoint.megatron.layout import Packing
-from groundup.checkpoint.megatron.names import Naming, rules
-from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.vocabulary import padded_rows, true_vocab_size
-from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.names import rules_for
-from groundup.checkpoint.native import open_native, write_native
-from groundup.checkpoint.open import open_model
-from groundup.checkpoint.parity import compare
-from groundup.checkpoint.stored import (
+from groundup.checkpoint.formats import open_model
+from groundup.checkpoint.huggingface.names import rules_for
+from groundup.checkpoint.huggingface.weights import open_huggingface, write_stored
+from groundup.checkpoint.lazy import (
     DtypeName,
     StoredModel,
     in_dtype,
@@ -26,6 +19,13 @@ from groundup.checkpoint.stored import (
     stored_of,
     torch_dtype,
 )
+from groundup.checkpoint.megatron.padded_vocab import padded_rows, true_vocab_size
+from groundup.checkpoint.megatron.parameter_names import Naming, rules
+from groundup.checkpoint.megatron.read import open_megatron
+from groundup.checkpoint.megatron.tensor_layout import Packing
+from groundup.checkpoint.megatron.write import write_megatron
+from groundup.checkpoint.native.model import open_native, write_native
+from groundup.checkpoint.parity import compare
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig

@@ -13,8 +13,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from groundup.checkpoint.pickle_objects import Stub
-from groundup.checkpoint.unpickle import load_pickled, storage_offsets
+from groundup.checkpoint.safe_pickle.objects import Stub
+from groundup.checkpoint.safe_pickle.unpickle import load_pickled, storage_offsets
 from groundup.core.errors import CheckpointError
 
 CONTENT: dict[str, Any] = {

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.lazy import StoredModel, in_dtype, in_memory, stored_of
 from groundup.checkpoint.megatron import write
-from groundup.checkpoint.megatron.moments import ENTRIES
+from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.checkpoint.native import open_native, write_native
-from groundup.checkpoint.stored import StoredModel, in_dtype, in_memory, stored_of
+from groundup.checkpoint.native.model import open_native, write_native
 from groundup.cli.app import build_app
 from groundup.verify.convert import differing, verify_convert
 from tests.instances import MODELS

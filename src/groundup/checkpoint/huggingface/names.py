@@ -1,0 +1,156 @@
+"""Names and shapes of weights in Hugging Face's models and in ours: one table, read in both directions.
+
+A rule covers one tensor of theirs: it is one or several of ours joined along their first dimension
+(the output features), perhaps transposed. ``*`` stands for a layer number.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from groundup.checkpoint.lazy import StoredTensor
+
+
+@dataclasses.dataclass(frozen=True)
+class NameRule:
+    """One tensor of theirs and what it is in ours.
+
+    Attributes:
+        theirs: Their name.
+        ours: Our names, joined in this order.
+        transposed: Whether theirs is [in, out], as in GPT-2's Conv1D, where ours is [out, in].
+    """
+
+    theirs: str
+    ours: tuple[str, ...]
+    transposed: bool = False
+
+
+def _linear(theirs: str, *ours: str) -> tuple[NameRule, NameRule]:
+    """GPT-2's Conv1D layer: transposed weight, bias."""
+    weights = tuple(f"{name}.weight" for name in ours)
+    biases = tuple(f"{name}.bias" for name in ours)
+    return NameRule(f"{theirs}.weight", weights, transposed=True), NameRule(f"{theirs}.bias", biases)
+
+
+def _norm(theirs: str, ours: str) -> tuple[NameRule, NameRule]:
+    return NameRule(f"{theirs}.weight", (f"{ours}.weight",)), NameRule(f"{theirs}.bias", (f"{ours}.bias",))
+
+
+_QKV = ("layers.*.attention.wq", "layers.*.attention.wk", "layers.*.attention.wv")
+
+GPT2_RULES: tuple[NameRule, ...] = (
+    NameRule("transformer.wte.weight", ("embed.tokens.weight",)),
+    NameRule("transformer.wpe.weight", ("embed.positions.weight",)),
+    *_norm("transformer.h.*.ln_1", "layers.*.attention_norm"),
+    *_linear("transformer.h.*.attn.c_attn", *_QKV),
+    *_linear("transformer.h.*.attn.c_proj", "layers.*.attention.wo"),
+    *_norm("transformer.h.*.ln_2", "layers.*.mlp_norm"),
+    *_linear("transformer.h.*.mlp.c_fc", "layers.*.mlp.w1"),
+    *_linear("transformer.h.*.mlp.c_proj", "layers.*.mlp.w2"),
+    *_norm("transformer.ln_f", "norm"),
+    NameRule("lm_head.weight", ("head.weight",)),
+)
+
+_QKV_BIAS_RULES = tuple(  # of Qwen2
+    NameRule(f"model.layers.*.self_attn.{theirs}_proj.bias", (f"layers.*.attention.w{theirs}.bias",))
+    for theirs in "qkv"
+)
+LLAMA_RULES: tuple[NameRule, ...] = (
+    NameRule("model.embed_tokens.weight", ("embed.tokens.weight",)),
+    NameRule("model.layers.*.input_layernorm.weight", ("layers.*.attention_norm.weight",)),
+    NameRule("model.layers.*.self_attn.q_proj.weight", ("layers.*.attention.wq.weight",)),
+    NameRule("model.layers.*.self_attn.k_proj.weight", ("layers.*.attention.wk.weight",)),
+    NameRule("model.layers.*.self_attn.v_proj.weight", ("layers.*.attention.wv.weight",)),
+    *_QKV_BIAS_RULES,
+    NameRule("model.layers.*.self_attn.o_proj.weight", ("layers.*.attention.wo.weight",)),
+    NameRule("model.layers.*.post_attention_layernorm.weight", ("layers.*.mlp_norm.weight",)),
+    NameRule("model.layers.*.mlp.gate_proj.weight", ("layers.*.mlp.w1.weight",)),
+    NameRule("model.layers.*.mlp.down_proj.weight", ("layers.*.mlp.w2.weight",)),
+    NameRule("model.layers.*.mlp.up_proj.weight", ("layers.*.mlp.w3.weight",)),
+    NameRule("model.norm.weight", ("norm.weight",)),
+    NameRule("lm_head.weight", ("head.weight",)),
+)
+
+
+def rules_for(rules: Sequence[NameRule], names: Sequence[str]) -> list[NameRule]:
+    """The rules of one model, layer numbers filled in, in the order of ``names``.
+
+    Raises:
+        KeyError: A name is in no rule, or a rule's other names are not in the model.
+    """
+    by_pattern = {pattern: rule for rule in rules for pattern in rule.ours}
+    found: dict[str, NameRule] = {}
+    for name in names:
+        pattern, layer = _split_layer(name)
+        if pattern not in by_pattern:
+            raise KeyError(f"no rule for parameter {name!r}")
+        rule = by_pattern[pattern]
+        theirs = rule.theirs.replace("*", layer)
+        ours = tuple(part.replace("*", layer) for part in rule.ours)
+        found[theirs] = NameRule(theirs, ours, rule.transposed)
+    missing = {part for rule in found.values() for part in rule.ours} - set(names)
+    if missing:
+        raise KeyError(f"parameters {sorted(missing)} are missing beside the ones that they are joined with")
+    return list(found.values())
+
+
+def to_theirs(
+    rules: Sequence[NameRule], ours: Mapping[str, StoredTensor]
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Our tensors under their names and in their shapes."""
+    for rule in rules_for(rules, list(ours)):
+        parts = [ours[name] for name in rule.ours]
+        shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+        yield (
+            rule.theirs,
+            StoredTensor(
+                shape=shape[::-1] if rule.transposed else shape,
+                dtype=parts[0].dtype,
+                read=functools.partial(_joined, parts, rule.transposed),
+            ),
+        )
+
+
+def to_ours(rule: NameRule, theirs: StoredTensor, rows: Sequence[int]) -> Iterator[tuple[str, StoredTensor]]:
+    """One of their tensors as ours.
+
+    Args:
+        rule: Of this tensor, layer numbers filled in.
+        theirs: The tensor.
+        rows: First dimension of each of ours.
+
+    Raises:
+        ValueError: The tensor does not divide into these.
+    """
+    shape = theirs.shape[::-1] if rule.transposed else theirs.shape
+    if shape[0] != sum(rows):
+        raise ValueError(f"{rule.theirs} has shape {theirs.shape}, expected {sum(rows)} outputs")
+    begin = 0
+    for name, count in zip(rule.ours, rows, strict=True):
+        read = functools.partial(_part, theirs, rule.transposed, begin, count)
+        yield name, StoredTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
+        begin += count
+
+
+def _joined(parts: Sequence[StoredTensor], transposed: bool) -> Tensor:
+    tensors = [part.read() for part in parts]
+    tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
+    return (tensor.T if transposed else tensor).contiguous()
+
+
+def _part(theirs: StoredTensor, transposed: bool, begin: int, count: int) -> Tensor:
+    tensor = theirs.read()
+    return (tensor.T if transposed else tensor)[begin : begin + count]
+
+
+def _split_layer(name: str) -> tuple[str, str]:
+    """``layers.3.norm.weight`` -> (``layers.*.norm.weight``, ``3``)."""
+    head, _, rest = name.partition(".")
+    if head != "layers":
+        return name, ""
+    layer, _, rest = rest.partition(".")
+    return f"layers.*.{rest}", layer

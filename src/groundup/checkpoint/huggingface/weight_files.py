@@ -1,0 +1,123 @@
+"""The files of weights in a Hugging Face folder: one or several, safetensors or old ``.bin``."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from groundup.checkpoint.huggingface.shard_sizes import Sharding
+from groundup.checkpoint.lazy import StoredTensor, in_memory
+from groundup.checkpoint.native.safetensors import read_safetensors, write_safetensors
+from groundup.checkpoint.safe_pickle.unpickle import load_pickled
+from groundup.core.errors import CheckpointError
+from groundup.core.files import read_json, write_json
+
+_WEIGHTS = "model.safetensors"
+_NAMES = (_WEIGHTS, "pytorch_model.bin")
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Name and content of each stored tensor, of one file or of all shards.
+
+    Raises:
+        CheckpointError: Files are missing or damaged, or are not those that the index describes.
+    """
+    for name in _NAMES:
+        if (folder / f"{name}.index.json").is_file():
+            return _of_shards(folder / f"{name}.index.json")
+        if (folder / name).is_file():
+            return _read_file(folder / name)
+    raise CheckpointError(
+        f"holds no weights: no {' and no '.join(_NAMES)}, nor their indices",
+        where=folder,
+        fix="Copy the folder again, whole.",
+    )
+
+
+def write_shards(
+    folder: Path,
+    tensors: Mapping[str, StoredTensor],
+    sharding: Sharding,
+    *,
+    on_write: Callable[[int], None] | None = None,
+) -> None:
+    """Writes tensors to one or more files, with an index where there are several.
+
+    Raises:
+        ConfigError: There are fewer tensors than files.
+    """
+    shards = sharding.divide(tensors)
+    if len(shards) == 1:
+        write_safetensors(folder / _WEIGHTS, tensors, on_write=on_write)
+        return
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for name, shard in zip(names, shards, strict=True):
+        write_safetensors(folder / name, shard, on_write=on_write)
+    total = sum(tensor.size_bytes for tensor in tensors.values())
+    weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    write_json(
+        folder / f"{_WEIGHTS}.index.json", {"metadata": {"total_size": total}, "weight_map": weight_map}
+    )
+
+
+def _of_shards(index: Path) -> dict[str, StoredTensor]:
+    """The tensors of all files that an index names, each from the file where the index has it."""
+    weight_map = _weight_map(index)
+    tensors: dict[str, StoredTensor] = {}
+    for file_name in sorted(set(weight_map.values())):
+        path = index.with_name(file_name)
+        if not path.is_file():
+            raise CheckpointError(f"{file_name} is missing", where=index.parent, fix="Copy the folder again.")
+        found = _read_file(path)
+        lacking = [name for name, place in weight_map.items() if place == file_name and name not in found]
+        if lacking:
+            more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+            raise CheckpointError(
+                f"has no tensor {lacking[0]}{more}, which {index.name} says is in it",
+                where=path,
+                fix="Copy the folder again, whole.",
+            )
+        for name, tensor in found.items():
+            if name in tensors and name not in weight_map:
+                raise CheckpointError(
+                    f"has a tensor {name}, which another file has too, and {index.name} names neither",
+                    where=path,
+                    fix="Copy the folder again, whole.",
+                )
+            if weight_map.get(name, file_name) == file_name:
+                tensors[name] = tensor
+    return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Tensor -> name of the file beside the index that holds it."""
+    content = read_json(index)
+    weight_map = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError("has no weight_map of tensors and files", where=index, fix="Copy it again.")
+    for name, file_name in weight_map.items():
+        if (
+            not isinstance(file_name, str)
+            or file_name in ("", ".", "..")
+            or Path(file_name).name != file_name
+            or "\0" in file_name
+        ):
+            raise CheckpointError(
+                f"weight_map.{name} = {file_name!r} is not the name of a file beside it",
+                where=index,
+                fix="Copy the folder again, whole.",
+            )
+    return weight_map
+
+
+def _read_file(path: Path) -> dict[str, StoredTensor]:
+    return dict(read_safetensors(path)) if path.suffix == ".safetensors" else _read_bin(path)
+
+
+def _read_bin(path: Path) -> dict[str, StoredTensor]:
+    content = load_pickled(path)
+    if not isinstance(content, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()
+    ):
+        raise CheckpointError("holds something else than tensors by name", where=path)
+    return {name: in_memory(tensor) for name, tensor in content.items()}

@@ -1,0 +1,218 @@
+"""Hugging Face folders: GPT-2 and Llama models as ``transformers`` saves and loads them."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from groundup.checkpoint.companions import Companions, read_companions, require_agreement
+from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
+from groundup.checkpoint.huggingface.names import (
+    GPT2_RULES,
+    LLAMA_RULES,
+    NameRule,
+    rules_for,
+    to_ours,
+    to_theirs,
+)
+from groundup.checkpoint.huggingface.shard_sizes import ONE_FILE, Sharding
+from groundup.checkpoint.huggingface.weight_files import stored_tensors, write_shards
+from groundup.checkpoint.key_mismatch import describe_mismatch
+from groundup.checkpoint.lazy import (
+    DtypeName,
+    StoredModel,
+    StoredTensor,
+    in_dtype,
+    load,
+    logical_shapes,
+    stored_of,
+    torch_dtype,
+    with_biases,
+)
+from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.core.errors import CheckpointError, DataError
+from groundup.core.files import write_json
+from groundup.core.log import logger
+from groundup.models import ModelConfig
+from groundup.models.llama import LlamaConfig
+from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
+
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("wte.weight", "embed_tokens.weight")  # by their base names
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # older releases stored these
+_PREFIXES = ("transformer.", "model.")  # left out where only the base model was saved
+
+
+def write_huggingface(loaded: LoadedModel, folder: Path, *, dtype: DtypeName = "float32") -> None:
+    """Writes a model that is in memory as ``write_stored`` does; weights are rounded to ``dtype``.
+
+    Raises:
+        CheckpointError: The folder holds something else, or a weight does not fit ``dtype``.
+        MachineError: The disk is too small or the files cannot be written.
+    """
+    write_stored(in_dtype(stored_of(loaded), torch_dtype(dtype)), folder)
+
+
+def write_stored(
+    stored: StoredModel,
+    folder: Path,
+    *,
+    sharding: Sharding = ONE_FILE,
+    on_write: Callable[[int], None] | None = None,
+    check: Check | None = None,
+) -> None:
+    """Writes a folder that ``transformers.AutoModelForCausalLM`` and ``AutoTokenizer`` load.
+
+    The folder appears whole or not at all. Padded vocabulary ids are left out, and so is a tied head;
+    a GPT-2 without biases gets biases of 0, which compute the same.
+
+    Args:
+        stored: The model, read tensor by tensor.
+        folder: To write; may be missing, empty or an earlier export, which is replaced.
+        sharding: How many files the weights become.
+        on_write: Told the bytes of each tensor when it is written.
+        check: Called with the temporary folder when it is complete.
+
+    Raises:
+        CheckpointError: The folder holds something else, or a weight does not fit its dtype.
+        ConfigError: There are fewer tensors than files.
+        MachineError: The disk is too small or the files cannot be written.
+    """
+    stored = with_biases(stored)
+    weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
+    tensors = dict(to_theirs(_rules_of(stored.config), weights))
+    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
+    about = {"format": "huggingface", "dtype": dtype}
+    with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
+        end = stored.tokenizer.end_of_document_id
+        ids = {"bos_token_id": stored.prompt_prefix[0] if stored.prompt_prefix else end, "eos_token_id": end}
+        ids |= stored.companions.token_ids(stored.config.vocab_size)
+        write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
+        stored.tokenizer.save(temporary)
+        stored.companions.with_generation(ids).write(temporary)
+        write_shards(temporary, tensors, sharding, on_write=on_write)
+
+
+def read_huggingface(folder: Path, *, device: torch.device | str = "cpu") -> LoadedModel:
+    """Reads a GPT-2 or Llama model and its tokenizer to memory; weights become fp32.
+
+    Raises:
+        CheckpointError, DataError: As ``open_huggingface``.
+    """
+    return load(open_huggingface(folder), device=device)
+
+
+def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> StoredModel:
+    """Opens a GPT-2 or Llama model and its tokenizer, or with another tokenizer.
+
+    Raises:
+        CheckpointError: The architecture or one of its options is not supported (named in the message),
+            or weights are missing, unexpected, damaged or of the wrong shape.
+        DataError: There is no tokenizer that can be read.
+    """
+    config = read_config(folder / "config.json")
+    tensors = stored_tensors(folder)
+    config = _with_own_head(config, tensors, folder)
+    weights = _weights(folder, config, tensors)
+    companions = read_companions(folder).with_generation(token_ids(folder / "config.json"))
+    if tokenizer is not None:
+        companions = companions.with_tokenizer_of(Companions())
+    try:
+        tokenizer = tokenizer or load_tokenizer(folder)
+    except DataError as error:
+        raise DataError(
+            f"the model is there, its tokenizer cannot be read: {error.what}",
+            where=error.where or folder,
+            fix="Put the model's tokenizer.json into the folder.",
+        ) from None
+    require_agreement(companions, tokenizer, config.vocab_size, folder)
+    return StoredModel(
+        config=config,
+        weights=weights,
+        tokenizer=tokenizer,
+        source=folder,
+        prompt_prefix=prompt_prefix(folder),
+        companions=companions,
+    )
+
+
+def is_huggingface(folder: Path) -> bool:
+    """Whether a folder is one that ``transformers`` wrote, or is laid out like it."""
+    return (folder / "config.json").is_file()
+
+
+def _rules_of(config: ModelConfig) -> tuple[NameRule, ...]:
+    return LLAMA_RULES if isinstance(config, LlamaConfig) else GPT2_RULES
+
+
+def _with_own_head(config: ModelConfig, tensors: Mapping[str, StoredTensor], folder: Path) -> ModelConfig:
+    """The config, untied where the folder has a head of its own beside ``tie_word_embeddings``.
+
+    ``transformers`` does the same: a head that differs from the embedding is not tied.
+    """
+    embeddings = [tensor for name, tensor in tensors.items() if _base_name(name) in _EMBEDDINGS]
+    head = tensors.get(_HEAD)
+    if not config.tied_embedding or head is None or not embeddings:
+        return config
+    same_shape = head.shape == embeddings[0].shape
+    if same_shape and torch.equal(head.read().float(), embeddings[0].read().float()):
+        return config
+    logger.warning(
+        "%s: config.json ties the head to the embedding, but %s is stored and differs: the model keeps it,"
+        " as in transformers",
+        folder,
+        _HEAD,
+    )
+    return dataclasses.replace(config, tied_embedding=False)
+
+
+def _weights(
+    folder: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
+    by_name = {rule.theirs: rule for rule in rules_for(_rules_of(config), list(rows))}
+    canonical = {_base_name(name): name for name in by_name}
+    weights: dict[str, StoredTensor] = {}
+    found: set[str] = set()
+    unexpected: list[str] = []
+    for name, tensor in tensors.items():
+        theirs = canonical.get(_base_name(name))
+        if theirs is None:
+            tied_head = config.tied_embedding and name == _HEAD
+            if not tied_head and not name.endswith(_BUFFERS):
+                unexpected.append(name)
+            continue
+        rule = by_name[theirs]
+        found.add(theirs)
+        try:
+            weights.update(to_ours(rule, tensor, [rows[part] for part in rule.ours]))
+        except ValueError as error:
+            raise CheckpointError(f"does not fit its config.json: {error}", where=folder) from None
+    if mismatch := describe_mismatch(by_name.keys(), {*found, *unexpected}):
+        raise CheckpointError(
+            f"the weights do not fit {architecture_of(config)} ({mismatch})",
+            where=folder,
+            fix="Check that config.json and the weights belong together and are complete.",
+        )
+    return weights
+
+
+def _base_name(name: str) -> str:
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            return name.removeprefix(prefix)
+    return name
+
+
+def prompt_prefix(folder: Path) -> tuple[int, ...]:
+    """What the tokenizer's own post-processing puts before a text; read off the empty text."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file() or not json.loads(path.read_bytes()).get("post_processor"):
+        return ()
+    return tuple(tokenizers.Tokenizer.from_file(str(path)).encode("").ids)
