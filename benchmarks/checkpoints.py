@@ -38,9 +38,9 @@ from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import init_distributed
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
-from groundup.train.batches import read_batch
-from groundup.train.build import build_run
 from groundup.train.config import TrainConfig
+from groundup.train.data_loader import read_batch
+from groundup.train.setup import build_run
 from groundup.train.step import train_step
 
 RESULTS_DIR = Path(__file__).parent / "results"

@@ -183,10 +183,10 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.parallel.mesh import init_distributed
     from groundup.parallel.precision import Precision
     from groundup.tokens.samples.data import DataConfig
-    from groundup.train.batches import Batch, share_of_tokens
     from groundup.train.config import TrainConfig
+    from groundup.train.data_loader import Batch, share_of_tokens
+    from groundup.train.forward_backward import add_gradients
     from groundup.train.optim import Sgd, build_optimizers
-    from groundup.train.passes import add_gradients
     from groundup.train.state import TrainState
 
     config = TrainConfig(

@@ -26,11 +26,11 @@ from groundup.cli.presets import presets
 from groundup.core.config import resolve
 from groundup.tokens.build import build_tokens
 from groundup.tokens.tokenizers.train_bpe import train_tokenizer
-from groundup.train.batches import Batch, read_batch
-from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
+from groundup.train.data_loader import Batch, read_batch
 from groundup.train.loss import linear_cross_entropy
-from groundup.train.randomness import RandomStates
+from groundup.train.rng import RandomStates
+from groundup.train.setup import Run, build_run
 from groundup.train.step import train_step
 
 BENCHMARKS_DIR = Path(__file__).parent

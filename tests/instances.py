@@ -12,13 +12,13 @@ from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling
-from groundup.train.guard import NoGuard, RollbackGuard, SkipGuard
 from groundup.train.optim import AdamW, Muon, Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.linear import Linear
 from groundup.train.schedules.warmup import Fraction, Steps, Tokens
 from groundup.train.schedules.wsd import Wsd
+from groundup.train.stability.spike_guard import NoGuard, RollbackGuard, SkipGuard
 
 _SIZES = {"vocab_size": 300, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 32, "ffn_size": 48}
 

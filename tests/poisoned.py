@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from groundup.train import bundle, loop
-from groundup.train.batches import Batch, read_batch
+from groundup.train import loop
+from groundup.train.data_loader import Batch, read_batch
+from groundup.train.stability import step_dump
 
 
 def poisoned(begin: int, end: int) -> Callable[..., Batch]:
@@ -43,7 +44,7 @@ def reading(read: Callable[..., Batch]) -> Iterator[None]:
     """Within the block training reads its batches so."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "read_batch", read)
-        patch.setattr(bundle, "read_batch", read)
+        patch.setattr(step_dump, "read_batch", read)
         yield
 
 

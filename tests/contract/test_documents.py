@@ -12,7 +12,7 @@ from groundup.models import build_model
 from groundup.models.initialise import initialise
 from groundup.tokens.samples.dataset import TokenDataset
 from groundup.tokens.samples.packing import PackedDataset
-from groundup.train.batches import read_batch
+from groundup.train.data_loader import read_batch
 from groundup.train.loss import linear_cross_entropy
 from tests.instances import MODELS
 from tests.unit.tokens.sources import ArraySource

@@ -16,7 +16,7 @@ from groundup.launch.env import FAILURES_DIR
 from groundup.launch.error_handler import record_failure
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.launch.watchdog import WatchdogConfig, watchdog
-from groundup.train.interruption import Interruption
+from groundup.train.signals import Interruption
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 os.environ.setdefault(FAILURES_DIR, str(folder))

@@ -15,9 +15,9 @@ from groundup.core.errors import CheckpointError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.layout import Layout
-from groundup.train.batches import read_batch
-from groundup.train.build import build_run, writer_of
 from groundup.train.config import CheckpointConfig, StartConfig, TrainConfig
+from groundup.train.data_loader import read_batch
+from groundup.train.setup import build_run, writer_of
 from groundup.train.step import train_step
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import losses, make_config, make_data, run

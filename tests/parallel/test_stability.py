@@ -16,7 +16,7 @@ from groundup.eval.perplexity import Evaluation
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
 from groundup.train.config import TrainConfig
-from groundup.train.replay import agreement, open_replayer
+from groundup.train.stability.replay import agreement, open_replayer
 from tests.parallel.ranks import train_on_ranks
 from tests.poisoned import PoisonedRun, poisoned, reading
 from tests.runs import make_config, make_data, run

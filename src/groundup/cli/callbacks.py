@@ -8,8 +8,8 @@ from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_by
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.samples.dataset import Samples
-from groundup.train.build import Run
-from groundup.train.passes import loss_without_gradients
+from groundup.train.forward_backward import loss_without_gradients
+from groundup.train.setup import Run
 
 
 def evaluate(run: Run, dataset: Samples, num_batches: int) -> Evaluation:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from groundup.train.replay import Replayer, SampleResult
+    from groundup.train.stability.replay import Replayer, SampleResult
 
 _SHOWN_SAMPLES = 16
 _SHOWN_DOCUMENTS = 3
@@ -42,8 +42,8 @@ def replay(
         characters: How much of each document of the worst samples to show; 0 for origins alone.
     """
     from groundup.core.errors import TrainingError
-    from groundup.train.diagnose import describe
-    from groundup.train.replay import agreement, open_replayer
+    from groundup.train.stability.nan_search import describe
+    from groundup.train.stability.replay import agreement, open_replayer
 
     replayer = open_replayer(bundle, device=device, precision=precision)
     opened, facts = replayer.bundle, replayer.bundle.facts

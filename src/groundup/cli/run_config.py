@@ -74,6 +74,6 @@ def _model_of_start(given: Mapping[str, Any]) -> "Layer | None":
     path = start.get("path") if isinstance(start, Mapping) else None
     if not isinstance(path, str):
         return None
-    from groundup.train.start import model_of
+    from groundup.train.init_weights import model_of
 
     return {"model": model_of(Path(path))}, f"the model of {path}"

@@ -103,7 +103,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     from groundup.core.log import also_to_file
     from groundup.launch.launcher import run_ranks
     from groundup.parallel.validate import validate_layout
-    from groundup.train.interruption import remove_unfinished
+    from groundup.train.signals import remove_unfinished
 
     world_size = config.layout.num_ranks
     validate_layout(  # once, before anything starts

@@ -13,11 +13,11 @@ from groundup.parallel.precision import LossScaleConfig, PrecisionName
 from groundup.tokens.samples.data import DataConfig
 from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
 from groundup.train.ema import EmaConfig
-from groundup.train.guard import GuardConfig, NoGuard, RollbackGuard
 from groundup.train.optim import AdamW, Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup
+from groundup.train.stability.spike_guard import GuardConfig, NoGuard, RollbackGuard
 
 
 @config

@@ -3,8 +3,8 @@
 import time
 
 from groundup.core.progress import human_count, human_seconds
-from groundup.train.build import Run
 from groundup.train.metrics import Stopwatch
+from groundup.train.setup import Run
 
 
 class LiveStatus:

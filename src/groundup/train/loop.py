@@ -14,19 +14,19 @@ from groundup.models.count import training_flops_per_token
 from groundup.parallel.device import peak_flops, peak_memory_bytes
 from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.samples.dataset import Samples
-from groundup.train import out_of_memory
-from groundup.train.batches import read_batch
-from groundup.train.build import Run, build_run
 from groundup.train.config import TrainConfig
-from groundup.train.guard import RollbackGuard
-from groundup.train.interruption import Interrupted, Interruption
+from groundup.train.data_loader import read_batch
 from groundup.train.live import LiveStatus
 from groundup.train.metrics import Interval, Metrics, Stopwatch
-from groundup.train.not_finite import explained
 from groundup.train.optim import Muon
-from groundup.train.outliers import handle_outlier
 from groundup.train.prefetch import Prefetch
-from groundup.train.randomness import RandomStates
+from groundup.train.rng import RandomStates
+from groundup.train.setup import Run, build_run
+from groundup.train.signals import Interrupted, Interruption
+from groundup.train.stability import oom
+from groundup.train.stability.nan_debug import explained
+from groundup.train.stability.spike_guard import RollbackGuard
+from groundup.train.stability.spike_handling import handle_outlier
 from groundup.train.step import NotFinite, StepResult, train_step
 from groundup.train.threads import Threads, counts_to_try
 
@@ -126,7 +126,7 @@ def _train(
             except NotFinite as error:
                 raise explained(run, batch, error, random) from error
             except torch.OutOfMemoryError as error:
-                raise out_of_memory.explained(error, state, config) from error
+                raise oom.explained(error, state, config) from error
             if not result.outlier:
                 report.add(result)
             elif handle_outlier(run, metrics, result, random):

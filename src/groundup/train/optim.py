@@ -9,8 +9,8 @@ from torch.distributed.tensor import DTensor
 
 from groundup.core.config import ByKind, config
 from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
+from groundup.train.bf16_adamw import RoundedAdamW
 from groundup.train.muon import BatchedMuon
-from groundup.train.rounded_adamw import RoundedAdamW
 
 
 @config
@@ -23,7 +23,7 @@ class AdamW:
         beta2: Decay of the mean of squared gradients.
         eps: Added to the root of the latter.
         weight_decay: On tensors of 2 or more dimensions only.
-        state_dtype: Of the two means; bf16 halves their memory, see ``train.rounded_adamw``.
+        state_dtype: Of the two means; bf16 halves their memory, see ``train.bf16_adamw``.
     """
 
     kind: Literal["adamw"] = "adamw"

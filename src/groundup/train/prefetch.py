@@ -6,7 +6,7 @@ from types import TracebackType
 
 import torch
 
-from groundup.train.batches import Batch
+from groundup.train.data_loader import Batch
 
 
 class Prefetch:

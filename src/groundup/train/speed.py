@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 
 from groundup.core.log import quiet
-from groundup.train.batches import read_batch
-from groundup.train.build import build_run
 from groundup.train.config import TrainConfig
+from groundup.train.data_loader import read_batch
 from groundup.train.prefetch import Prefetch
+from groundup.train.setup import build_run
 from groundup.train.step import train_step
 from groundup.train.threads import Threads, counts_to_try
 

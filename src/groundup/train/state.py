@@ -23,9 +23,9 @@ from groundup.parallel.pipeline_parallel import Pipeline
 from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
-from groundup.train.guard import Guard
 from groundup.train.optim import Optimizers
-from groundup.train.randomness import RandomStates
+from groundup.train.rng import RandomStates
+from groundup.train.stability.spike_guard import Guard
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,11 +10,11 @@ from groundup.core.errors import TrainingError
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.precision import Precision
-from groundup.train.batches import Batch, share_of_tokens
 from groundup.train.config import TrainConfig
-from groundup.train.guard import Guard
-from groundup.train.passes import add_gradients
+from groundup.train.data_loader import Batch, share_of_tokens
+from groundup.train.forward_backward import add_gradients
 from groundup.train.schedules import lr_ratio
+from groundup.train.stability.spike_guard import Guard
 from groundup.train.state import TrainState
 
 

@@ -13,7 +13,6 @@ from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.pipeline_stages import stages_per_rank
 from groundup.tokens.samples.splits import tokenizer_of_data
-from groundup.train.build import require_vocabulary
 from groundup.train.config import (
     CheckpointConfig,
     LogConfig,
@@ -22,10 +21,11 @@ from groundup.train.config import (
     TrainConfig,
     ValidationConfig,
 )
-from groundup.train.guard import NoGuard
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps
+from groundup.train.setup import require_vocabulary
+from groundup.train.stability.spike_guard import NoGuard
 
 ALLOWED = 1e-5
 """Largest relative difference of a step's loss or gradient norm, in fp32."""

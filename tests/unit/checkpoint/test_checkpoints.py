@@ -30,8 +30,8 @@ from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum
 from groundup.core.manifest import Manifest, describe_files
 from groundup.models.gpt2 import GPT2Config
-from groundup.train.build import build_run
 from groundup.train.config import TrainConfig
+from groundup.train.setup import build_run
 from tests.runs import losses, make_config, make_data, run
 
 CONFIG = GPT2Config(

@@ -12,7 +12,7 @@ from groundup.cli.presets import presets
 from groundup.cli.run_config import run_config
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError
-from groundup.train.build import build_run
+from groundup.train.setup import build_run
 from tests.runs import make_config, make_data
 
 

@@ -7,8 +7,8 @@ from groundup.checkpoint.formats import open_model
 from groundup.checkpoint.native.load import Group
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import CheckpointError
-from groundup.train.build import build_run
 from groundup.train.ema import WeightAverage
+from groundup.train.setup import build_run
 from tests.runs import losses, make_config, make_data, run
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ import torch
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.load import Group
 from groundup.core.errors import ConfigError, TrainingError
-from groundup.train.bundle import read_bundle
-from groundup.train.guard import Guard, RollbackGuard, SkipGuard
-from groundup.train.interruption import Interrupted
-from groundup.train.replay import agreement, open_replayer
+from groundup.train.signals import Interrupted
+from groundup.train.stability.replay import agreement, open_replayer
+from groundup.train.stability.spike_guard import Guard, RollbackGuard, SkipGuard
+from groundup.train.stability.step_dump import read_bundle
 from tests.poisoned import poisoned, reading, without
 from tests.runs import losses, make_config, make_data, run
 

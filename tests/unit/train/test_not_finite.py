@@ -13,11 +13,11 @@ from groundup.core.errors import CheckpointError, TrainingError
 from groundup.core.files import read_json, write_json
 from groundup.parallel.precision import Precision
 from groundup.tokens.samples.trace import trace_sample
-from groundup.train.batches import Batch
-from groundup.train.build import build_run
-from groundup.train.bundle import read_bundle
-from groundup.train.diagnose import find_not_finite
-from groundup.train.replay import agreement, open_replayer
+from groundup.train.data_loader import Batch
+from groundup.train.setup import build_run
+from groundup.train.stability.nan_search import find_not_finite
+from groundup.train.stability.replay import agreement, open_replayer
+from groundup.train.stability.step_dump import read_bundle
 from groundup.train.step import NotFinite
 from tests.runs import make_config, make_data, run
 

@@ -8,7 +8,7 @@ import torch
 from groundup.core.config import resolve
 from groundup.parallel.layout import Layout
 from groundup.train.config import TrainConfig
-from groundup.train.out_of_memory import explained
+from groundup.train.stability.oom import explained
 
 MESSAGE = (
     "CUDA out of memory. Tried to allocate {tried} MiB. GPU 0 has a total capacity of 80.00 MiB of which 1.00"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from groundup.core.errors import DataError
-from groundup.train.batches import Batch
+from groundup.train.data_loader import Batch
 from groundup.train.prefetch import Prefetch
 
 CPU = torch.device("cpu")

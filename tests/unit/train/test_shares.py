@@ -2,7 +2,7 @@
 
 import torch
 
-from groundup.train.batches import Batch, share_of_tokens
+from groundup.train.data_loader import Batch, share_of_tokens
 
 
 def test_each_token_keeps_its_target_position_and_document_on_the_rank_that_has_it():

@@ -15,9 +15,9 @@ from groundup.checkpoint.loaded_model import stop_ids
 from groundup.cli.run_config import run_config
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
-from groundup.train.build import build_run
 from groundup.train.config import StartConfig
-from groundup.train.start import _require_tokenizer
+from groundup.train.init_weights import _require_tokenizer
+from groundup.train.setup import build_run
 from tests.megatron_files import write_checkpoint
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import END, tiny_model, tiny_tokenizer

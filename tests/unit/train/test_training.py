@@ -15,7 +15,7 @@ from groundup.core.errors import CheckpointError, ConfigError, DataError, Traini
 from groundup.core.manifest import Manifest
 from groundup.tokens.files.indexed import bin_path
 from groundup.tokens.files.manifests import manifest_path
-from groundup.train.build import build_run
+from groundup.train.setup import build_run
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import tiny_tokenizer
 

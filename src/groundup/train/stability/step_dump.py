@@ -24,10 +24,10 @@ from groundup.core.manifest import Manifest, damage, describe_files
 from groundup.parallel.device import describe
 from groundup.tokens.samples.trace import Piece, trace_sample
 from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
-from groundup.train.batches import Batch, read_batch
-from groundup.train.build import Run
 from groundup.train.config import TrainConfig
-from groundup.train.randomness import RandomStates
+from groundup.train.data_loader import Batch, read_batch
+from groundup.train.rng import RandomStates
+from groundup.train.setup import Run
 
 _MANIFEST = "bundle.json"
 _BATCH = "batch.safetensors"

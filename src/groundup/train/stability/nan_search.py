@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from groundup.parallel.dtensor import local
-from groundup.train.batches import Batch
+from groundup.train.data_loader import Batch
 
 _SHOWN = 8
 

@@ -30,11 +30,11 @@ from groundup.tokens.samples.splits import Splits, open_splits, require_plan, to
 from groundup.tokens.tokenizer import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
+from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
 from groundup.train.ema import WeightAverage
-from groundup.train.guard import Guard, NoGuard, RollbackGuard
+from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers
-from groundup.train.resume import CHECKPOINTS, checkpoint_to_continue
-from groundup.train.start import begin
+from groundup.train.stability.spike_guard import Guard, NoGuard, RollbackGuard
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"

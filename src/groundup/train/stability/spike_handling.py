@@ -6,11 +6,11 @@ from typing import Literal
 from groundup.checkpoint.native import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
-from groundup.train.build import Run
-from groundup.train.bundle import StepFacts, write_bundle
-from groundup.train.guard import RollbackGuard
 from groundup.train.metrics import Metrics
-from groundup.train.randomness import RandomStates
+from groundup.train.rng import RandomStates
+from groundup.train.setup import Run
+from groundup.train.stability.spike_guard import RollbackGuard
+from groundup.train.stability.step_dump import StepFacts, write_bundle
 from groundup.train.step import StepResult
 
 

@@ -3,12 +3,12 @@
 import shlex
 
 from groundup.core.errors import GroundupError, TrainingError
-from groundup.train.batches import Batch, share_of_tokens
-from groundup.train.build import Run
-from groundup.train.bundle import StepFacts, write_bundle
-from groundup.train.diagnose import describe, find_not_finite, largest_weight
-from groundup.train.passes import add_micro_batch_gradients
-from groundup.train.randomness import RandomStates
+from groundup.train.data_loader import Batch, share_of_tokens
+from groundup.train.forward_backward import add_micro_batch_gradients
+from groundup.train.rng import RandomStates
+from groundup.train.setup import Run
+from groundup.train.stability.nan_search import describe, find_not_finite, largest_weight
+from groundup.train.stability.step_dump import StepFacts, write_bundle
 from groundup.train.step import NotFinite
 
 

@@ -17,11 +17,11 @@ from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
 from groundup.parallel.precision import Precision, PrecisionName, choose_precision
 from groundup.train.allocator import keep_freed_memory
-from groundup.train.batches import Batch
-from groundup.train.bundle import Bundle
-from groundup.train.diagnose import Finding, find_not_finite, largest_weight
+from groundup.train.data_loader import Batch
+from groundup.train.forward_backward import add_gradients, add_micro_batch_gradients
 from groundup.train.optim import build_optimizers
-from groundup.train.passes import add_gradients, add_micro_batch_gradients
+from groundup.train.stability.nan_search import Finding, find_not_finite, largest_weight
+from groundup.train.stability.step_dump import Bundle
 from groundup.train.state import TrainState, random_states
 
 ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
@@ -202,6 +202,6 @@ def open_replayer(folder: Path, *, device: str, precision: PrecisionName | None)
         CheckpointError: It is no bundle, or damaged.
         MachineError: The device or the precision is not here.
     """
-    from groundup.train.bundle import read_bundle
+    from groundup.train.stability.step_dump import read_bundle
 
     return Replayer(read_bundle(folder), device=choose_device(device), precision=precision)  # type: ignore[arg-type]
