@@ -36,8 +36,8 @@ from groundup.models import ModelConfig, build_model
 from groundup.models.gpt2 import GPT2Config
 from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import init_distributed
-from groundup.tokens.build import build_tokens
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import read_batch
 from groundup.train.setup import build_run

@@ -182,7 +182,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.parallel.apply import parallelize
     from groundup.parallel.mesh import init_distributed
     from groundup.parallel.precision import Precision
-    from groundup.tokens.samples.data import DataConfig
+    from groundup.tokens.sampling.data_config import DataConfig
     from groundup.train.config import TrainConfig
     from groundup.train.data_loader import Batch, share_of_tokens
     from groundup.train.forward_backward import add_gradients

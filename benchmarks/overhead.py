@@ -24,8 +24,8 @@ from processes import describe_machine, wait_for_idle_cpu
 
 from groundup.cli.presets import presets
 from groundup.core.config import resolve
-from groundup.tokens.build import build_tokens
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
 from groundup.train.loss import linear_cross_entropy

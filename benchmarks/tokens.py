@@ -24,11 +24,11 @@ import torch
 import zstandard
 from processes import describe_machine, run_process, wait_for_idle_cpu
 
-from groundup.tokens.files.indexed_writer import IndexedWriter
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.megatron_order import megatron_order
-from groundup.tokens.samples.splits import open_splits
-from groundup.tokens.tokenizer import load_gpt2_files
+from groundup.tokens.dataset.indexed_writer import IndexedWriter
+from groundup.tokens.sampling.data_config import DataConfig
+from groundup.tokens.sampling.megatron_order import megatron_order
+from groundup.tokens.sampling.splits import open_splits
+from groundup.tokens.tokenizer.base import load_gpt2_files
 
 BENCHMARKS_DIR = Path(__file__).parent
 RESULTS_DIR = BENCHMARKS_DIR / "results"
@@ -37,8 +37,8 @@ BATCH_SIZE = 512
 _SEEK = """
 import json, pathlib, sys, time
 began = time.perf_counter()
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.splits import open_splits
+from groundup.tokens.sampling.data_config import DataConfig
+from groundup.tokens.sampling.splits import open_splits
 imported = time.perf_counter()
 train = open_splits(DataConfig(path=pathlib.Path(sys.argv[1]), split="1"), seed=1).train
 opened = time.perf_counter()

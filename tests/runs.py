@@ -6,8 +6,8 @@ import orjson
 
 from groundup.cli.callbacks import complete, evaluate
 from groundup.core.config import resolve, to_yaml
-from groundup.tokens.build import build_tokens
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.loop import train
 

@@ -10,8 +10,8 @@ import torch
 from groundup.eval.perplexity import perplexity_of_samples, summed_loss
 from groundup.models import build_model
 from groundup.models.initialise import initialise
-from groundup.tokens.samples.dataset import TokenDataset
-from groundup.tokens.samples.packing import PackedDataset
+from groundup.tokens.sampling.dataset import TokenDataset
+from groundup.tokens.sampling.packing import PackedDataset
 from groundup.train.data_loader import read_batch
 from groundup.train.loss import linear_cross_entropy
 from tests.instances import MODELS

@@ -9,7 +9,7 @@ import pytest
 from groundup.__main__ import main
 from groundup.checkpoint.native import save, store
 from groundup.core.errors import MachineError
-from groundup.tokens.files.indexed import bin_path, idx_path
+from groundup.tokens.dataset.indexed import bin_path, idx_path
 from tests.runs import losses, make_config, make_data, run
 
 

@@ -18,7 +18,7 @@ from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import read_json, write_json
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, damage
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 GENERATION = "generation_config.json"
 _DOCUMENT = "tokenizer.json"

@@ -18,7 +18,7 @@ from groundup.checkpoint.vocab_padding import logical, logical_weights, misfits,
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig, build_model
 from groundup.models.gpt2 import GPT2Config
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 

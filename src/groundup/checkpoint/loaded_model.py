@@ -9,7 +9,7 @@ from torch import nn
 from groundup.checkpoint.companions import Companions
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

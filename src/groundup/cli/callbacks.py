@@ -7,7 +7,7 @@ from groundup.cli.generate import prompt_ids
 from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from groundup.tokens.samples.dataset import Samples
+from groundup.tokens.sampling.dataset import Samples
 from groundup.train.forward_backward import loss_without_gradients
 from groundup.train.setup import Run
 

@@ -131,7 +131,7 @@ def _print_table(results: "Results") -> None:
 def _split_of_run(source: Path) -> str:
     """The split that a run of ours was trained with; the usual one for other models."""
     from groundup.core.manifest import Manifest
-    from groundup.tokens.samples.data import DataConfig
+    from groundup.tokens.sampling.data_config import DataConfig
 
     manifest = source / "manifest.json"
     if manifest.is_file():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from groundup.corpus.report import CorpusReport
-    from groundup.tokens.tokenizer import Tokenizer
+    from groundup.tokens.tokenizer.base import Tokenizer
     from groundup.train.config import TrainConfig
 
 _PROMPT = "def hello_world():"
@@ -59,7 +59,7 @@ def quickstart(
     from groundup.checkpoint.huggingface.weights import write_huggingface
     from groundup.cli.train import run_training
     from groundup.core.log import logger
-    from groundup.tokens.build import build_tokens
+    from groundup.tokens.tokenize import build_tokens
 
     preset = "small" if torch.cuda.is_available() else "tiny"
 
@@ -112,8 +112,8 @@ def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer"
     """The tokenizer of this corpus: found in the folder, or trained, with fewer ids if the text is small."""
     from groundup.core.log import logger
     from groundup.core.manifest import Manifest
-    from groundup.tokens.tokenizer import load_tokenizer
-    from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+    from groundup.tokens.tokenizer.base import load_tokenizer
+    from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
     manifest_path = folder / "manifest.json"
     if manifest_path.is_file():
@@ -204,8 +204,8 @@ def _last_screen(
     validation: Any,
 ) -> str:
     from groundup.eval.perplexity import unigram_entropy
-    from groundup.tokens.samples.dataset import TokenDataset
-    from groundup.tokens.samples.splits import open_splits
+    from groundup.tokens.sampling.dataset import TokenDataset
+    from groundup.tokens.sampling.splits import open_splits
 
     training = open_splits(config.data, seed=config.seed).train
     assert isinstance(training, TokenDataset), "one source, and it was just trained on"

@@ -53,7 +53,7 @@ def _how_to_begin() -> str:
 
 def _with_vocabulary_of_data(resolved: "Resolved[TrainConfig]") -> "Resolved[TrainConfig]":
     from groundup.core.config import Resolved
-    from groundup.tokens.samples.splits import tokenizer_of_data
+    from groundup.tokens.sampling.splits import tokenizer_of_data
 
     config, origins = resolved.value, resolved.origins
     if not origins.get(_VOCABULARY, "").startswith("preset "):

@@ -17,9 +17,9 @@ from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
 from groundup.corpus.read import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_gpt2_files
-from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_at_hand
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_gpt2_files
+from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT, gpt2_at_hand
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 _SPECIALS_SHOWN = 6
 _SHOWN_LENGTH = 20

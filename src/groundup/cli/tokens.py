@@ -11,7 +11,7 @@ from groundup.cli.tokenizer_choice import chosen_tokenizer
 from groundup.core.errors import ConfigError
 from groundup.core.tasks import RayRunner
 from groundup.corpus.bad_records import Action
-from groundup.tokens.build import build_rank, build_tokens
+from groundup.tokens.tokenize import build_rank, build_tokens
 
 
 def build(

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from groundup.core.progress import human_count
-from groundup.tokens.files.fetch import fetch_tokens
+from groundup.tokens.dataset.fetch import fetch_tokens
 
 
 def fetch(*urls: str, prefix: Path, connections: int = 8) -> None:

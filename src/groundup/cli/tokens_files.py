@@ -10,16 +10,16 @@ from groundup.cli.tokenizer_choice import chosen_tokenizer
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
-from groundup.tokens.files.check import check_ids, check_index
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.manifests import manifest_path, require_as_recorded
-from groundup.tokens.files.merge import merge_tokens
-from groundup.tokens.files.provenance import added_counts, common_tokenizer
-from groundup.tokens.files.shards import open_source
-from groundup.tokens.files.source import TokenSource
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.check import check_ids, check_index
+from groundup.tokens.dataset.dataset_manifest import manifest_path, require_as_recorded
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.indexed import IndexedDataset
+from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.merge import merge_tokens
+from groundup.tokens.dataset.open import open_source
+from groundup.tokens.dataset.provenance import added_counts, common_tokenizer
+from groundup.tokens.dataset.token_source import TokenSource
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 def inspect(

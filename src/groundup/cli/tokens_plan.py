@@ -14,15 +14,15 @@ from groundup.core.config import config, from_tree
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.layers import merged
 from groundup.core.progress import human_count
-from groundup.tokens.samples.blend import BlendedDataset
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.dataset import Samples
-from groundup.tokens.samples.packing import PackedDataset
-from groundup.tokens.samples.plan import SPLITS
-from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
-from groundup.tokens.samples.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.samples.trace import Piece, trace_document, trace_sample
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
+from groundup.tokens.sampling.data_config import DataConfig
+from groundup.tokens.sampling.dataset import Samples
+from groundup.tokens.sampling.feasibility import SPLITS
+from groundup.tokens.sampling.mixture import BlendedDataset
+from groundup.tokens.sampling.packing import PackedDataset
+from groundup.tokens.sampling.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.sampling.trace import Piece, trace_document, trace_sample
+from groundup.tokens.tokenizer.base import Tokenizer
 
 Positive = Annotated[int, pydantic.Field(ge=1)]
 

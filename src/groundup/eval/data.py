@@ -11,12 +11,12 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read import read_documents
-from groundup.tokens.files.manifests import recorded_tokenizer
-from groundup.tokens.files.shards import names_token_files, open_source, token_files
-from groundup.tokens.files.source import Tokens
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.splits import open_splits
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.dataset_manifest import recorded_tokenizer
+from groundup.tokens.dataset.open import names_token_files, open_source, token_files
+from groundup.tokens.dataset.token_source import Tokens
+from groundup.tokens.sampling.data_config import DataConfig
+from groundup.tokens.sampling.splits import open_splits
+from groundup.tokens.tokenizer.base import Tokenizer
 
 SplitName = Literal["train", "validation", "test", "all"]
 

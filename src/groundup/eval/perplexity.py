@@ -20,10 +20,10 @@ from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.models import ModelConfig
 from groundup.models.mode import evaluating
-from groundup.tokens.files.source import Tokens
-from groundup.tokens.samples.dataset import PADDING, Samples
-from groundup.tokens.samples.predictions import Predictions, predictions, read_predictions
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.token_source import Tokens
+from groundup.tokens.sampling.collate import Predictions, predictions, read_predictions
+from groundup.tokens.sampling.dataset import PADDING, Samples
+from groundup.tokens.tokenizer.base import Tokenizer
 
 _LOGITS_BYTES = 64 << 20
 """Most memory that the fp32 logits of a chunk of tokens take."""

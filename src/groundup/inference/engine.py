@@ -20,7 +20,7 @@ from groundup.inference.sampler import Sampling, sample
 from groundup.models import ModelConfig
 from groundup.models.cache import KeyValueCache
 from groundup.models.mode import evaluating
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 FinishReason = Literal["stop", "length", "context"]
 """Why a text ended: a stop id came, ``max_new_tokens`` are made, or the model's context is full."""

@@ -10,8 +10,8 @@ from groundup.models import ModelConfig
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.layout import Layout
 from groundup.parallel.precision import LossScaleConfig, PrecisionName
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
+from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
+from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.ema import EmaConfig
 from groundup.train.optim import AdamW, Optimizer
 from groundup.train.schedules import LrSchedule

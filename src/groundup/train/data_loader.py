@@ -12,8 +12,8 @@ from torch import Tensor
 
 from groundup.core.errors import DataError
 from groundup.parallel.context_parallel import tokens_of_rank
-from groundup.tokens.samples.dataset import PADDING, Samples
-from groundup.tokens.samples.predictions import Predictions, read_predictions
+from groundup.tokens.sampling.collate import Predictions, read_predictions
+from groundup.tokens.sampling.dataset import PADDING, Samples
 from groundup.train.loss import IGNORE
 
 
@@ -99,7 +99,7 @@ def read_batch(
         first_sample: Index of the first.
         count: Number of samples.
         vocab_size: Of the model.
-        mask_documents: Keep documents apart; see ``tokens.samples.predictions``.
+        mask_documents: Keep documents apart; see ``tokens.sampling.collate``.
 
     Raises:
         DataError: A token id is outside the vocabulary, or there is nothing to predict.

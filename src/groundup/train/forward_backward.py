@@ -10,7 +10,7 @@ from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs
 from groundup.parallel.precision import Precision
 from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
-from groundup.tokens.samples.predictions import Predictions
+from groundup.tokens.sampling.collate import Predictions
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, from_predictions, share_of_rows, share_of_tokens
 from groundup.train.loss import linear_cross_entropy

@@ -18,7 +18,7 @@ from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models.initialise import initialise
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.meta_init import place
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.state import TrainState
 

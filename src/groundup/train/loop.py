@@ -13,7 +13,7 @@ from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.device import peak_flops, peak_memory_bytes
 from groundup.parallel.fsdp import without_gathering
-from groundup.tokens.samples.dataset import Samples
+from groundup.tokens.sampling.dataset import Samples
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import read_batch
 from groundup.train.live import LiveStatus

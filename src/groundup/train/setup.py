@@ -24,10 +24,10 @@ from groundup.parallel.mesh import ParallelMesh, init_distributed
 from groundup.parallel.meta_init import materialize
 from groundup.parallel.precision import LossScaler, Precision, choose_precision
 from groundup.parallel.validate import validate_layout
-from groundup.tokens.samples.dataset import Samples
-from groundup.tokens.samples.packing import PackedDataset
-from groundup.tokens.samples.splits import Splits, open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.sampling.dataset import Samples
+from groundup.tokens.sampling.packing import PackedDataset
+from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
 from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue

@@ -12,7 +12,7 @@ from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.pipeline_stages import stages_per_rank
-from groundup.tokens.samples.splits import tokenizer_of_data
+from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
     LogConfig,

@@ -8,7 +8,7 @@ from groundup.checkpoint.compare import Difference, compare
 from groundup.checkpoint.native import store
 from groundup.core.config import to_yaml
 from groundup.core.errors import TrainingError
-from groundup.tokens.samples.splits import tokenizer_of_data
+from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
 from groundup.train.setup import checkpoints_of, require_vocabulary
 from groundup.verify.parallel import read_curve, shrunk

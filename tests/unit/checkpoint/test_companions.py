@@ -19,7 +19,7 @@ from groundup.core.errors import CheckpointError
 from groundup.core.manifest import Manifest, describe_files
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
+from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
 from tests.tiny import END, tiny_model, tiny_tokenizer
 
 NAMES = ("<|im_start|>", "<|im_end|>")

@@ -11,8 +11,8 @@ from groundup.cli.corpus import build as build_corpus
 from groundup.cli.tokenizer_choice import chosen_tokenizer
 from groundup.cli.tokens import build as build_tokens
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.tokens.tokenizers.gpt2_by_name import cache_dir
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenizer.gpt2 import cache_dir
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 TEXTS = ["the cat sat on the mat, and the dog ate the cat's hat. ", "naïve café — 你好世界\n\n\tdone  "] * 20
 

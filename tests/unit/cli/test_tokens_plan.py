@@ -11,8 +11,8 @@ import pytest
 from groundup.cli.app import run
 from groundup.core.config import resolve
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.build import build_tokens
-from groundup.tokens.samples.splits import open_splits
+from groundup.tokens.sampling.splits import open_splits
+from groundup.tokens.tokenize import build_tokens
 from groundup.train.config import TrainConfig
 from tests.runs import make_config
 from tests.tiny import tiny_tokenizer

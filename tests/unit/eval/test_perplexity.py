@@ -12,8 +12,8 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.eval import perplexity as module
 from groundup.eval.data import open_tokens
 from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths, unigram_entropy
-from groundup.tokens.build import build_tokens
-from groundup.tokens.files.indexed_writer import IndexedWriter
+from groundup.tokens.dataset.indexed_writer import IndexedWriter
+from groundup.tokens.tokenize import build_tokens
 from tests.instances import MODELS
 from tests.tiny import tiny_model, tiny_tokenizer
 
@@ -187,7 +187,7 @@ def test_takes_what_a_run_takes(tmp_path: Path) -> None:
 
 
 def test_data_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
-    from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer
+    from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer
 
     tokenizer = tiny_tokenizer()
     source = tmp_path / "texts.txt"

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
+from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 
 
 @st.composite

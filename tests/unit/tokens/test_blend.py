@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groundup.tokens.samples.blend import BlendedDataset, Interleaving
-from groundup.tokens.samples.dataset import TokenDataset
+from groundup.tokens.sampling.dataset import TokenDataset
+from groundup.tokens.sampling.mixture import BlendedDataset, Interleaving
 from tests.unit.tokens.sources import ArraySource
 
 weights_of = st.lists(

@@ -3,9 +3,9 @@ import dataclasses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
-from groundup.tokens.samples.plan import SPLITS, samples_in
-from groundup.tokens.samples.ramp import BatchSizes
+from groundup.tokens.sampling.batch_ramp import BatchSizes
+from groundup.tokens.sampling.feasibility import SPLITS, samples_in
+from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
 from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 

@@ -11,13 +11,13 @@ import pytest
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.blocks import Block
-from groundup.tokens.build import build_tokens
-from groundup.tokens.build.tokenize_batch import Batch, BatchTokenizer
-from groundup.tokens.build.workers import tokenize_batches, tokenizing_processes
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.files.manifests import manifest_path, tokenizer_of
-from groundup.tokens.tokenizer import Tokenizer
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenize.tokenize_batch import Batch, BatchTokenizer
+from groundup.tokens.tokenize.workers import tokenize_batches, tokenizing_processes
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 LINES = [
     {"text": "the cat", "title": "one"},
@@ -185,8 +185,8 @@ def test_forked_workers_write_the_same(small_tokenizer: Tokenizer, tmp_path: Pat
     code = (
         "from pathlib import Path\n"
         "from groundup.core import processes\n"
-        "from groundup.tokens.build import build_tokens\n"
-        "from groundup.tokens.tokenizer import load_tokenizer\n"
+        "from groundup.tokens.tokenize import build_tokens\n"
+        "from groundup.tokens.tokenizer.base import load_tokenizer\n"
         "assert processes._start_method() == 'fork'\n"
         "build_tokens([Path('in.jsonl')], Path('forked'), load_tokenizer(Path('tokenizer')), workers=3)\n"
     )

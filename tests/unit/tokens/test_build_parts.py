@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from groundup.core.errors import DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.sources import find_source_files
-from groundup.tokens.build import build_rank, build_tokens, part_files
-from groundup.tokens.build.parts import cut_into_parts
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.files.manifests import manifest_path
-from groundup.tokens.files.origins import Origin, Origins, origins_path
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.dataset_manifest import manifest_path
+from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
+from groundup.tokens.tokenize import build_rank, build_tokens, part_files
+from groundup.tokens.tokenize.parts import cut_into_parts
+from groundup.tokens.tokenizer.base import Tokenizer
 
 ANY = BadRecordPolicy(action="quarantine", max_bad=1.0)
 
@@ -228,8 +228,8 @@ def test_ray_gives_the_same_bytes(
         "from pathlib import Path\n"
         "from groundup.core.tasks import RayRunner\n"
         "from groundup.corpus.bad_records import BadRecordPolicy\n"
-        "from groundup.tokens.build import build_tokens\n"
-        "from groundup.tokens.tokenizer import load_tokenizer\n"
+        "from groundup.tokens.tokenize import build_tokens\n"
+        "from groundup.tokens.tokenizer.base import load_tokenizer\n"
         "if __name__ == '__main__':\n"
         "    build_tokens([Path('in')], Path('ray/data'), load_tokenizer(Path('tokenizer')),\n"
         "        bad_records=BadRecordPolicy(action='quarantine', max_bad=1.0), part_bytes=1 << 15,\n"
@@ -250,8 +250,8 @@ import sys
 from pathlib import Path
 from groundup.core import log
 from groundup.corpus.bad_records import BadRecordPolicy
-from groundup.tokens.build import build_tokens
-from groundup.tokens.tokenizer import load_tokenizer
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenizer.base import load_tokenizer
 log.set_up()
 policy = BadRecordPolicy(action="quarantine", max_bad=1.0)
 build_tokens([Path(sys.argv[1])], Path(sys.argv[2]), load_tokenizer(Path(sys.argv[3])),
@@ -326,7 +326,7 @@ def test_ctrl_c_ends_all_and_the_next_run_continues(
     code = BUILD.replace("1 << 13", str(part_bytes)).replace(
         "log.set_up()",
         "log.set_up()\n"
-        "import time, groundup.tokens.build.part_files as files\n"
+        "import time, groundup.tokens.tokenize.part_files as files\n"
         "plain = files.PartWriter.add\n"
         "files.PartWriter.add = lambda *arguments: time.sleep(0.5) or plain(*arguments)\n",
     )
@@ -606,8 +606,8 @@ def test_parquet_documents_are_read_like_lines(tmp_path: Path) -> None:
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from groundup.tokens.build import build_tokens
-from groundup.tokens.tokenizer import load_tokenizer
+from groundup.tokens.tokenize import build_tokens
+from groundup.tokens.tokenizer.base import load_tokenizer
 source, prefix, tokenizer = map(Path, sys.argv[1:4])
 build_tokens([source], prefix, load_tokenizer(tokenizer), workers=int(sys.argv[4]))
 # Not RUSAGE_SELF: that begins at what the process that started this one had.

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from groundup.core.errors import DataError
-from groundup.tokens.tokenizers.byte_level import (
+from groundup.tokens.tokenizer.bpe import (
     ByteLevelBpe,
     ByteLevelTokenizer,
     byte_characters,

@@ -8,7 +8,7 @@ from groundup.cli import tokenizer as tokenizer_verbs
 from groundup.cli import tokens as tokens_verbs
 from groundup.cli import tokens_files as tokens_files_verbs
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.files.indexed import bin_path
+from groundup.tokens.dataset.indexed import bin_path
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.samples.dataset import TokenDataset
+from groundup.tokens.sampling.dataset import TokenDataset
 from tests.unit.tokens.sources import ArraySource
 
 

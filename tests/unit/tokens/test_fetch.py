@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.tokens.files.fetch import fetch_tokens
-from groundup.tokens.files.indexed import bin_path, idx_path
-from groundup.tokens.files.manifests import manifest_path, tokenizer_of
-from groundup.tokens.files.origins import OriginsWriter, origins_path
-from groundup.tokens.files.provenance import write_manifest
+from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
+from groundup.tokens.dataset.document_sources import OriginsWriter, origins_path
+from groundup.tokens.dataset.fetch import fetch_tokens
+from groundup.tokens.dataset.indexed import bin_path, idx_path
+from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
 
 fsspec = pytest.importorskip("fsspec")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from groundup.core.errors import MachineError
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
-from groundup.tokens.tokenizers import gpt2_by_name
-from groundup.tokens.tokenizers.gpt2_by_name import cache_dir, gpt2_at_hand, gpt2_files
+from groundup.tokens.tokenizer import gpt2
+from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.gpt2 import cache_dir, gpt2_at_hand, gpt2_files
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
@@ -20,7 +20,7 @@ def published(small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.Mo
     folder = tmp_path / "published"
     small_tokenizer.save(folder)
     for name, file in (("VOCAB_SHA256", "vocab.json"), ("MERGES_SHA256", "merges.txt")):
-        monkeypatch.setattr(gpt2_by_name, name, hashlib.sha256((folder / file).read_bytes()).hexdigest())
+        monkeypatch.setattr(gpt2, name, hashlib.sha256((folder / file).read_bytes()).hexdigest())
     for variable in ("XDG_CACHE_HOME", "HF_HOME"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
     monkeypatch.delenv("HF_HUB_CACHE", raising=False)
@@ -63,7 +63,7 @@ def test_fetches_once_and_keeps(
     server: tuple[str, list[str]], small_tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     address, asked = server
-    monkeypatch.setattr(gpt2_by_name, "SOURCES", _sources(address))
+    monkeypatch.setattr(gpt2, "SOURCES", _sources(address))
     files = gpt2_files(_sources(address))
     assert asked == ["/vocab.json", "/merges.txt"]
     assert files == (cache_dir() / "vocab.json", cache_dir() / "merges.txt")
@@ -98,7 +98,7 @@ def test_the_next_source_is_tried(server: tuple[str, list[str]]) -> None:
 
 
 def test_without_a_network_it_says_what_to_do(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt2_by_name, "_TIMEOUT_SECONDS", 2)
+    monkeypatch.setattr(gpt2, "_TIMEOUT_SECONDS", 2)
     with pytest.raises(MachineError) as caught:
         gpt2_files(_sources(NOWHERE))
     message = str(caught.value)
@@ -153,4 +153,4 @@ def test_the_cache_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_the_real_files_are_known(shared_data: Path) -> None:
-    assert gpt2_by_name.is_gpt2(shared_data / "gpt2" / "vocab.json", shared_data / "gpt2" / "merges.txt")
+    assert gpt2.is_gpt2(shared_data / "gpt2" / "vocab.json", shared_data / "gpt2" / "merges.txt")

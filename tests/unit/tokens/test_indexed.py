@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.check import check_ids, check_index
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.files.indexed_writer import IndexedWriter
+from groundup.tokens.dataset.check import check_ids, check_index
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
+from groundup.tokens.dataset.indexed_writer import IndexedWriter
 
 
 def _write(prefix: Path, documents: list[list[int]], vocab_size: int = 300) -> None:

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.samples.data import DataConfig
-from groundup.tokens.samples.megatron_order import megatron_order
-from groundup.tokens.samples.plan import split_ranges
-from groundup.tokens.samples.splits import open_splits
+from groundup.tokens.dataset.indexed import IndexedDataset
+from groundup.tokens.sampling.data_config import DataConfig
+from groundup.tokens.sampling.feasibility import split_ranges
+from groundup.tokens.sampling.megatron_order import megatron_order
+from groundup.tokens.sampling.splits import open_splits
 
 RECORDED = ("one_epoch_969_30_1_s128", "multi_epoch_separate_969_30_1_s128")
 

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.manifest import Manifest
-from groundup.tokens.files import indexed_writer
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.files.manifests import manifest_path, tokenizer_of
-from groundup.tokens.files.merge import merge_tokens
-from groundup.tokens.files.origins import Origins, OriginsWriter, origins_path
-from groundup.tokens.files.provenance import write_manifest
+from groundup.tokens.dataset import indexed_writer
+from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
+from groundup.tokens.dataset.document_sources import Origins, OriginsWriter, origins_path
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
+from groundup.tokens.dataset.merge import merge_tokens
+from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import GPT2, LLAMA3, index_bytes, write_indexed, write_llmc, write_npy
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=3), max_size=8)
@@ -105,7 +105,7 @@ def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
 
 @pytest.mark.parametrize("kind", ["npy", "gpt2", "llama3"])
 def test_converts_shards(tmp_path, small_tokenizer, kind, monkeypatch):
-    monkeypatch.setattr("groundup.tokens.files.merge._GROUP_TOKENS", 4)
+    monkeypatch.setattr("groundup.tokens.dataset.merge._GROUP_TOKENS", 4)
     opening = small_tokenizer.end_of_document_id
     documents = [[opening, *range(k)] for k in (3, 0, 9, 1, 2)]
     stream = [token for document in documents for token in document]
@@ -168,7 +168,7 @@ def test_needs_the_disk_space(tmp_path, monkeypatch):
         raise DataError(f"{what} needs {size_bytes}")
 
     whole = write_indexed(tmp_path / "whole", [[[1, 2, 3]]])
-    monkeypatch.setattr("groundup.tokens.files.merge.require_free_space", refuse)
+    monkeypatch.setattr("groundup.tokens.dataset.merge.require_free_space", refuse)
     size = 6 + 2 * idx_path(whole).stat().st_size
     with pytest.raises(DataError, match=f"merging needs {size}"):
         merge_tokens([whole], tmp_path / "out")

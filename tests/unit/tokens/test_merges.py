@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
-from groundup.tokens.tokenizer import Tokenizer
-from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
-from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT
-from groundup.tokens.tokenizers.merges import Merge, last_pair, merges_as_ranks, merges_of, ranked_merges
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from groundup.tokens.tokenizer.bpe_merges import Merge, last_pair, merges_as_ranks, merges_of, ranked_merges
+from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT
 
 LETTERS = byte_characters()
 

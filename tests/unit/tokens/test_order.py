@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundup.tokens.samples.order import Order
+from groundup.tokens.sampling.shuffle import Order
 
 
 def test_is_a_bijection_for_every_small_size() -> None:

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.origins import Origin, Origins, OriginsWriter, join_origins, origins_path
+from groundup.tokens.dataset.document_sources import (
+    Origin,
+    Origins,
+    OriginsWriter,
+    join_origins,
+    origins_path,
+)
 
 urls = st.one_of(st.just(""), st.text(st.characters(exclude_categories=["Cs"]), max_size=5))
 calls = st.lists(

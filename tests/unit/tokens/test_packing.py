@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError
-from groundup.tokens.samples.dataset import PADDING
-from groundup.tokens.samples.packing import PackedDataset, pack
+from groundup.tokens.sampling.dataset import PADDING
+from groundup.tokens.sampling.packing import PackedDataset, pack
 from tests.unit.tokens.sources import ArraySource
 
 lengths_of_documents = st.lists(st.integers(0, 40), max_size=60)

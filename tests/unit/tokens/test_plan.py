@@ -3,7 +3,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError
-from groundup.tokens.samples.plan import SPLITS, find_problem, split_ranges
+from groundup.tokens.sampling.feasibility import SPLITS, find_problem, split_ranges
 from tests.unit.tokens.sources import ArraySource
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from groundup.core.errors import DataError
-from groundup.tokens.samples.dataset import PADDING, TokenDataset
-from groundup.tokens.samples.predictions import predictions, read_predictions
+from groundup.tokens.sampling.collate import predictions, read_predictions
+from groundup.tokens.sampling.dataset import PADDING, TokenDataset
 from tests.unit.tokens.sources import ArraySource
 
 P = PADDING

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundup.tokens.samples.ramp import BatchRamp, BatchSizes
+from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from tests.unit.tokens.ramps import ramps
 
 

@@ -9,9 +9,9 @@ import pytest
 from groundup.cli import tokens as tokens_verbs
 from groundup.cli import tokens_files
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.files.indexed import bin_path, idx_path
-from groundup.tokens.files.merge import merge_tokens
-from groundup.tokens.tokenizer import load_tokenizer
+from groundup.tokens.dataset.indexed import bin_path, idx_path
+from groundup.tokens.dataset.merge import merge_tokens
+from groundup.tokens.tokenizer.base import load_tokenizer
 
 ENDINGS = (".bin", ".idx", ".origins", ".json")
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_tokenizer
-from groundup.tokens.tokenizers.huggingface_json import HuggingFaceTokenizer
-from groundup.tokens.tokenizers.sentencepiece_json import obstacle
-from groundup.tokens.tokenizers.sentencepiece_model import ModelType, PieceType, SentencePieceModel
-from groundup.tokens.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
+from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
+from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
+from groundup.tokens.tokenizer.sentencepiece_json import obstacle
+from groundup.tokens.tokenizer.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 sentencepiece = pytest.importorskip("sentencepiece")
 

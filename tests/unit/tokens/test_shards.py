@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.manifest import Manifest
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.shards import open_shards, open_source, shards_by_split
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.indexed import IndexedDataset
+from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.open import open_shards, open_source, shards_by_split
 from tests.unit.tokens.token_files import GPT2, LLAMA3, write_indexed, write_llmc, write_npy
 
 END = 9
@@ -277,7 +277,7 @@ def test_splits_by_name(tmp_path):
 def reads(monkeypatch, tmp_path):
     """The shards' tokens are kept track of in a cache of their own; counts how often all are read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("groundup.tokens.files.document_begins._WORTH_KEEPING_TOKENS", 1)
+    monkeypatch.setattr("groundup.tokens.dataset.document_index._WORTH_KEEPING_TOKENS", 1)
     found = []
     find = FlatShards._find_begins
 

@@ -5,13 +5,13 @@ import pytest
 
 from groundup.core.config import resolve
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.files.indexed_writer import IndexedWriter
-from groundup.tokens.files.provenance import write_manifest
-from groundup.tokens.samples.data import DataConfig, SourceConfig
-from groundup.tokens.samples.dataset import TokenDataset
-from groundup.tokens.samples.ramp import BatchSizes
-from groundup.tokens.samples.splits import open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.dataset.indexed_writer import IndexedWriter
+from groundup.tokens.dataset.provenance import write_manifest
+from groundup.tokens.sampling.batch_ramp import BatchSizes
+from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
+from groundup.tokens.sampling.dataset import TokenDataset
+from groundup.tokens.sampling.splits import open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 
 def _write(prefix: Path, num_documents: int, length: int = 10, first: int = 0) -> Path:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
-from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
-from groundup.tokens.tokenizers.tiktoken_ranks import CL100K_PATTERN, O200K_PATTERN
+from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
+from groundup.tokens.tokenizer.tiktoken import CL100K_PATTERN, O200K_PATTERN
 
 # As tiktoken 0.14 has it, with the possessive quantifiers that Oniguruma reads otherwise.
 POSSESSIVE_CL100K = (

@@ -11,10 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.tokens.tokenizer import Tokenizer, holds_tokenizer, load_gpt2_files, load_tokenizer
-from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
-from groundup.tokens.tokenizers.huggingface_json import HuggingFaceTokenizer
-from groundup.tokens.tokenizers.train_bpe import train_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_gpt2_files, load_tokenizer
+from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
+from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
+from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 TRICKY = [
     "",

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from groundup.__main__ import main
-from groundup.tokens.files.indexed import bin_path
-from groundup.tokens.files.provenance import write_manifest
+from groundup.tokens.dataset.indexed import bin_path
+from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
 
 
@@ -175,7 +175,7 @@ def test_ctrl_c_is_one_line(tmp_path):
     script = """
 import sys, time
 from groundup.__main__ import main
-from groundup.tokens.files import indexed_writer
+from groundup.tokens.dataset import indexed_writer
 def wait(*_):
     print("copying", flush=True)
     time.sleep(60)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from groundup.tokens.tokenizers.train_bpe import _in_a_thread
+from groundup.tokens.tokenizer.train_bpe import _in_a_thread
 
 
 def test_all_texts_arrive_in_their_order():

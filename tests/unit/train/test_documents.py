@@ -6,7 +6,7 @@ import torch
 
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import DataError
-from groundup.tokens.samples.dataset import PADDING, TokenDataset
+from groundup.tokens.sampling.dataset import PADDING, TokenDataset
 from groundup.train.data_loader import read_batch
 from groundup.train.loss import IGNORE
 from tests.runs import losses, make_config, make_data, run

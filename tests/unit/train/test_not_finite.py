@@ -12,7 +12,7 @@ from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, TrainingError
 from groundup.core.files import read_json, write_json
 from groundup.parallel.precision import Precision
-from groundup.tokens.samples.trace import trace_sample
+from groundup.tokens.sampling.trace import trace_sample
 from groundup.train.data_loader import Batch
 from groundup.train.setup import build_run
 from groundup.train.stability.nan_search import find_not_finite

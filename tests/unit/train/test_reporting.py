@@ -7,7 +7,7 @@ import pytest
 
 from groundup.cli.train import run_training
 from groundup.core import log
-from groundup.tokens.samples.splits import open_splits
+from groundup.tokens.sampling.splits import open_splits
 from tests.runs import make_config, make_data, run
 
 

@@ -14,7 +14,7 @@ from groundup.checkpoint.lazy import stored_of
 from groundup.checkpoint.loaded_model import stop_ids
 from groundup.cli.run_config import run_config
 from groundup.core.errors import CheckpointError, ConfigError
-from groundup.tokens.tokenizers.byte_level import ByteLevelTokenizer
+from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
 from groundup.train.config import StartConfig
 from groundup.train.init_weights import _require_tokenizer
 from groundup.train.setup import build_run

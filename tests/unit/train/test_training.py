@@ -13,8 +13,8 @@ from groundup.checkpoint.native import store
 from groundup.checkpoint.native.load import Group
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
 from groundup.core.manifest import Manifest
-from groundup.tokens.files.indexed import bin_path
-from groundup.tokens.files.manifests import manifest_path
+from groundup.tokens.dataset.dataset_manifest import manifest_path
+from groundup.tokens.dataset.indexed import bin_path
 from groundup.train.setup import build_run
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import tiny_tokenizer

@@ -23,7 +23,7 @@ from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 def open_megatron(

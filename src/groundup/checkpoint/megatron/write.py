@@ -41,7 +41,7 @@ from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.llama import LlamaConfig
-from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT
+from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT
 
 _MASTERS = "masters"
 

@@ -26,7 +26,7 @@ from groundup.core.errors import MachineError
 from groundup.core.files import atomic_write, checksum, fsync_dir, fsync_file, require_free_space
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, describe_files
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 _REPLACED = ".{}.replaced"
 

@@ -17,7 +17,7 @@ from groundup.core.errors import CheckpointError
 from groundup.core.files import fsync_dir
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
 
 _CHECKPOINTS = "checkpoints"
 

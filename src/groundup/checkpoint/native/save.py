@@ -36,7 +36,7 @@ from groundup.core.manifest import describe_files
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig
 from groundup.parallel.mesh import ParallelMesh
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from groundup.core.config import config
 from groundup.core.progress import Progress
 from groundup.eval.data import SplitName, open_tokens
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
-from groundup.tokens.files.source import TokenRange
+from groundup.tokens.dataset.token_source import TokenRange
 
 
 @config

@@ -8,8 +8,8 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
 from groundup.core.vocabulary import require_token_ids
-from groundup.tokens.files.indexed import IndexedDataset, idx_path
-from groundup.tokens.files.source import TokenSource
+from groundup.tokens.dataset.indexed import IndexedDataset, idx_path
+from groundup.tokens.dataset.token_source import TokenSource
 
 _CHUNK = 1 << 20
 

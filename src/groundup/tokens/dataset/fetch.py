@@ -12,9 +12,9 @@ from groundup.core.lock import locked
 from groundup.core.manifest import Manifest
 from groundup.core.object_store import Download, ObjectStore, is_pattern, name_of
 from groundup.core.progress import Progress
-from groundup.tokens.files.manifests import manifest_path
-from groundup.tokens.files.shards import MEGATRONS_CACHE, open_source
-from groundup.tokens.tokenizer import holds_tokenizer, load_tokenizer
+from groundup.tokens.dataset.dataset_manifest import manifest_path
+from groundup.tokens.dataset.open import MEGATRONS_CACHE, open_source
+from groundup.tokens.tokenizer.base import holds_tokenizer, load_tokenizer
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),

@@ -21,9 +21,9 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.progress import Progress
-from groundup.tokens.files.chain import ChainedTokens, keep_some_open
-from groundup.tokens.files.document_begins import kept_begins
-from groundup.tokens.files.indexed import sample_checksum
+from groundup.tokens.dataset.concat import ChainedTokens, keep_some_open
+from groundup.tokens.dataset.document_index import kept_begins
+from groundup.tokens.dataset.indexed import sample_checksum
 
 _HEADER_BYTES = 256 * 4
 _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {

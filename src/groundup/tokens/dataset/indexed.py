@@ -15,7 +15,7 @@ import xxhash
 from groundup.core.errors import DataError
 from groundup.core.files import checksum
 from groundup.core.manifest import fingerprint
-from groundup.tokens.files.indexed_format import HEADER_BYTES, read_header
+from groundup.tokens.dataset.indexed_format import HEADER_BYTES, read_header
 
 _LANDMARK_STRIDE = 4096
 _SAMPLE_BLOCKS, _SAMPLE_TOKENS = 64, 1024

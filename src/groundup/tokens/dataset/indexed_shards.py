@@ -13,9 +13,9 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import require_same_tokenizer
-from groundup.tokens.files.chain import ChainedTokens, keep_some_open
-from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.files.manifests import recorded_tokenizer
+from groundup.tokens.dataset.concat import ChainedTokens, keep_some_open
+from groundup.tokens.dataset.dataset_manifest import recorded_tokenizer
+from groundup.tokens.dataset.indexed import IndexedDataset
 
 
 class IndexedParts:

@@ -17,21 +17,21 @@ from groundup.core.files import require_free_space
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, fingerprint
 from groundup.core.progress import Progress
-from groundup.tokens.files.check import check_index, require_source_ids
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.indexed_writer import IndexedWriter
-from groundup.tokens.files.manifests import (
+from groundup.tokens.dataset.check import check_index, require_source_ids
+from groundup.tokens.dataset.dataset_manifest import (
     complete_manifest,
     manifest_path,
     require_as_recorded,
     warn_of_replacement,
 )
-from groundup.tokens.files.origins import join_origins, origins_path
-from groundup.tokens.files.provenance import added_counts, common_tokenizer, seen, write_manifest
-from groundup.tokens.files.shards import open_shards, token_files
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.document_sources import join_origins, origins_path
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
+from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_writer import IndexedWriter
+from groundup.tokens.dataset.open import open_shards, token_files
+from groundup.tokens.dataset.provenance import added_counts, common_tokenizer, seen, write_manifest
+from groundup.tokens.tokenizer.base import Tokenizer
 
 _GROUP_TOKENS = 1 << 22
 

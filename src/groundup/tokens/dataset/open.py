@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path, strip_ending
-from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.source import TokenSource
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, strip_ending
+from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.token_source import TokenSource
 
 _ENDINGS = (".bin", ".idx", ".npy")
 MEGATRONS_CACHE = re.compile(r"_(doc|sample|shuffle)_idx\.npy$")

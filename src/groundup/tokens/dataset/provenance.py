@@ -6,15 +6,15 @@ from typing import Any
 
 from groundup.core.manifest import Manifest, describe_files, fingerprint
 from groundup.core.vocabulary import require_same_tokenizer
-from groundup.tokens.files.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.files.manifests import (
+from groundup.tokens.dataset.dataset_manifest import (
     describe_tokenizer,
     manifest_path,
     recorded_tokenizer,
     tokenizer_of,
 )
-from groundup.tokens.files.origins import origins_path
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.document_sources import origins_path
+from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 def write_manifest(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.vocabulary import require_token_ids
-from groundup.tokens.samples.dataset import PADDING, Samples
+from groundup.tokens.sampling.dataset import PADDING, Samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

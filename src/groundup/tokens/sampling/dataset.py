@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.chain import expect_random_reads
-from groundup.tokens.files.source import TokenSource
-from groundup.tokens.samples.megatron_order import MegatronOrder, megatron_order
-from groundup.tokens.samples.order import samples_at
-from groundup.tokens.samples.plan import samples_in
+from groundup.tokens.dataset.concat import expect_random_reads
+from groundup.tokens.dataset.token_source import TokenSource
+from groundup.tokens.sampling.feasibility import samples_in
+from groundup.tokens.sampling.megatron_order import MegatronOrder, megatron_order
+from groundup.tokens.sampling.shuffle import samples_at
 
 PADDING = -(1 << 62)
 """Stands in a sample where there is no token; no file can hold such an id."""

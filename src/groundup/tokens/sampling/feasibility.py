@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 
 from groundup.core.errors import ConfigError
-from groundup.tokens.files.source import TokenSource
+from groundup.tokens.dataset.token_source import TokenSource
 
 SPLITS = ("train", "validation", "test")
 

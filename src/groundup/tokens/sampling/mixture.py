@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from groundup.tokens.samples.dataset import Samples, Span
+from groundup.tokens.sampling.dataset import Samples, Span
 
 _Node = int | tuple["_Node", "_Node", float]
 """A source, or (lighter child, heavier child, the lighter one's share, at most one half)."""

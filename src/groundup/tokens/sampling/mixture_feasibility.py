@@ -3,10 +3,17 @@
 import dataclasses
 from collections.abc import Collection, Sequence
 
-from groundup.tokens.files.source import TokenSource
-from groundup.tokens.samples.blend import Interleaving
-from groundup.tokens.samples.plan import Change, Problem, find_problem, samples_in, split_ranges, tokens_in
-from groundup.tokens.samples.ramp import BatchSizes
+from groundup.tokens.dataset.token_source import TokenSource
+from groundup.tokens.sampling.batch_ramp import BatchSizes
+from groundup.tokens.sampling.feasibility import (
+    Change,
+    Problem,
+    find_problem,
+    samples_in,
+    split_ranges,
+    tokens_in,
+)
+from groundup.tokens.sampling.mixture import Interleaving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import DataError
-from groundup.tokens.files.source import TokenSource
-from groundup.tokens.samples.dataset import PADDING, Span, copy_ranges
-from groundup.tokens.samples.order import samples_at
+from groundup.tokens.dataset.token_source import TokenSource
+from groundup.tokens.sampling.dataset import PADDING, Span, copy_ranges
+from groundup.tokens.sampling.shuffle import samples_at
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,18 +8,18 @@ from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import require_same_tokenizer
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.manifests import tokenizer_of
-from groundup.tokens.files.shards import open_shards, open_source, shards_by_split, token_files
-from groundup.tokens.files.source import TokenRange, TokenSource
-from groundup.tokens.samples.blend import BlendedDataset
-from groundup.tokens.samples.blend_plan import BlendPlan, SourcePlan, find_mend
-from groundup.tokens.samples.data import DataConfig, SourceConfig
-from groundup.tokens.samples.dataset import Samples, TokenDataset
-from groundup.tokens.samples.packing import PackedDataset
-from groundup.tokens.samples.plan import SPLITS, samples_in, split_ranges, tokens_in
-from groundup.tokens.samples.ramp import BatchSizes
-from groundup.tokens.tokenizer import Tokenizer, load_tokenizer
+from groundup.tokens.dataset.dataset_manifest import tokenizer_of
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.open import open_shards, open_source, shards_by_split, token_files
+from groundup.tokens.dataset.token_source import TokenRange, TokenSource
+from groundup.tokens.sampling.batch_ramp import BatchSizes
+from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
+from groundup.tokens.sampling.dataset import Samples, TokenDataset
+from groundup.tokens.sampling.feasibility import SPLITS, samples_in, split_ranges, tokens_in
+from groundup.tokens.sampling.mixture import BlendedDataset
+from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.sampling.packing import PackedDataset
+from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

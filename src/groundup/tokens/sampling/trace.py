@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Iterator
 
-from groundup.tokens.files.flat_shards import FlatShards
-from groundup.tokens.files.indexed import IndexedDataset
-from groundup.tokens.files.indexed_parts import IndexedParts
-from groundup.tokens.files.origins import Origin, Origins, origins_path
-from groundup.tokens.files.source import TokenSource
-from groundup.tokens.samples.dataset import Samples
+from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.flat import FlatShards
+from groundup.tokens.dataset.indexed import IndexedDataset
+from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.token_source import TokenSource
+from groundup.tokens.sampling.dataset import Samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

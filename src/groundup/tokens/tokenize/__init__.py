@@ -17,9 +17,9 @@ from groundup.core.errors import ConfigError, MachineError
 from groundup.core.processes import number_of_workers
 from groundup.core.tasks import RayRunner, pending, share_of_rank
 from groundup.corpus.bad_records import BadRecordPolicy
-from groundup.tokens.build.parts import PART_BYTES
-from groundup.tokens.build.steps import Build
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.tokenize.parts import PART_BYTES
+from groundup.tokens.tokenize.steps import Build
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,11 @@ import orjson
 from groundup.core.concatenate import append_range
 from groundup.core.files import atomic_write, fsync_dir, require_free_space
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-from groundup.tokens.build.part_files import PieceNames
-from groundup.tokens.build.parts import Part
-from groundup.tokens.files.indexed import bin_path, idx_path
-from groundup.tokens.files.indexed_writer import write_index
-from groundup.tokens.files.origins import join_origins, origins_path
+from groundup.tokens.dataset.document_sources import join_origins, origins_path
+from groundup.tokens.dataset.indexed import bin_path, idx_path
+from groundup.tokens.dataset.indexed_writer import write_index
+from groundup.tokens.tokenize.part_files import PieceNames
+from groundup.tokens.tokenize.parts import Part
 
 COMMAND = "groundup tokens build"
 """Has the flags for bad records."""

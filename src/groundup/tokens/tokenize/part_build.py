@@ -14,10 +14,10 @@ from typing import TypeVar
 from groundup.core.processes import Worker
 from groundup.core.tasks import Done, Markers, Report, Task
 from groundup.corpus.blocks import read_blocks
-from groundup.tokens.build.part_files import PartWriter
-from groundup.tokens.build.parts import Part
-from groundup.tokens.build.tokenize_batch import Batch, BatchTokenizer, TokenizedBatch, batches_of
-from groundup.tokens.build.workers import tokenize_batches
+from groundup.tokens.tokenize.part_files import PartWriter
+from groundup.tokens.tokenize.parts import Part
+from groundup.tokens.tokenize.tokenize_batch import Batch, BatchTokenizer, TokenizedBatch, batches_of
+from groundup.tokens.tokenize.workers import tokenize_batches
 
 T = TypeVar("T")
 

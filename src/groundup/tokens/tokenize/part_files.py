@@ -15,9 +15,9 @@ from groundup.core.errors import DataError
 from groundup.core.tasks import Done
 from groundup.corpus.bad_records import DAMAGED_FILE, SHOWN_OFFENDERS, quarantine_line
 from groundup.corpus.sources import printable
-from groundup.tokens.build.parts import Part
-from groundup.tokens.build.tokenize_batch import Batch, TokenizedBatch
-from groundup.tokens.files.origins import OriginsWriter
+from groundup.tokens.dataset.document_sources import OriginsWriter
+from groundup.tokens.tokenize.parts import Part
+from groundup.tokens.tokenize.tokenize_batch import Batch, TokenizedBatch
 
 COUNTS = ("documents", "tokens", "text_bytes", "empty_documents")
 

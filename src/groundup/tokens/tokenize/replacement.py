@@ -6,9 +6,9 @@ from pathlib import Path
 
 from groundup.core.errors import ConfigError
 from groundup.core.manifest import Manifest
-from groundup.tokens.files.indexed import idx_path
-from groundup.tokens.files.manifests import manifest_path, warn_of_replacement
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.dataset_manifest import manifest_path, warn_of_replacement
+from groundup.tokens.dataset.indexed import idx_path
+from groundup.tokens.tokenizer.base import Tokenizer
 
 
 def require_replaceable(

@@ -7,11 +7,11 @@ from groundup.core.run_tasks import run_tasks
 from groundup.core.tasks import Markers, ProcessRunner, RayRunner, Task
 from groundup.corpus.bad_records import SHOWN_OFFENDERS, BadRecordPolicy, BadRecords
 from groundup.corpus.blocks import lines_before
-from groundup.tokens.build.join import COMMAND, shifted
-from groundup.tokens.build.part_build import BatchReport, BuildPart
-from groundup.tokens.build.parts import Part
-from groundup.tokens.build.throughput import Throughput
-from groundup.tokens.build.workers import tokenizing_processes
+from groundup.tokens.tokenize.join import COMMAND, shifted
+from groundup.tokens.tokenize.part_build import BatchReport, BuildPart
+from groundup.tokens.tokenize.parts import Part
+from groundup.tokens.tokenize.throughput import Throughput
+from groundup.tokens.tokenize.workers import tokenizing_processes
 
 PARTS_PER_WORKER = 4
 """With at least so many, each worker does parts of its own; with fewer, the last ones would keep few busy."""

@@ -15,21 +15,21 @@ from groundup.core.tasks import Markers, RayRunner, Task, pending
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
-from groundup.tokens.build.join import COMMAND, FinishedParts
-from groundup.tokens.build.part_build import BuildPart
-from groundup.tokens.build.part_files import COUNTS
-from groundup.tokens.build.parts import Part, cut_into_parts
-from groundup.tokens.build.replacement import require_own_tokenizer, require_replaceable
-from groundup.tokens.build.schedule import do_parts
-from groundup.tokens.build.tokenize_batch import BatchTokenizer
-from groundup.tokens.files.indexed import bin_path, idx_path, token_dtype
-from groundup.tokens.files.manifests import (
+from groundup.tokens.dataset.dataset_manifest import (
     complete_manifest,
     describe_tokenizer,
     manifest_path,
 )
-from groundup.tokens.files.origins import origins_path
-from groundup.tokens.tokenizer import Tokenizer
+from groundup.tokens.dataset.document_sources import origins_path
+from groundup.tokens.dataset.indexed import bin_path, idx_path, token_dtype
+from groundup.tokens.tokenize.join import COMMAND, FinishedParts
+from groundup.tokens.tokenize.part_build import BuildPart
+from groundup.tokens.tokenize.part_files import COUNTS
+from groundup.tokens.tokenize.parts import Part, cut_into_parts
+from groundup.tokens.tokenize.replacement import require_own_tokenizer, require_replaceable
+from groundup.tokens.tokenize.schedule import do_parts
+from groundup.tokens.tokenize.tokenize_batch import BatchTokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 
 _PIECES_VERSION = 1
 _BYTES_PER_TOKEN = 4  # of text, about

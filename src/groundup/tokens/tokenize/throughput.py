@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from groundup.core.progress import Progress, human_count
-from groundup.tokens.build.part_build import BatchReport
+from groundup.tokens.tokenize.part_build import BatchReport
 
 
 class _Seconds(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 
 from groundup.core.processes import Worker, worker_processes
 from groundup.corpus.blocks import Block
-from groundup.tokens.build.tokenize_batch import Batch, BatchTokenizer, TokenizedBatch
+from groundup.tokens.tokenize.tokenize_batch import Batch, BatchTokenizer, TokenizedBatch
 
 _BATCHES_AHEAD = 3
 _BYTES_AHEAD = 1 << 26

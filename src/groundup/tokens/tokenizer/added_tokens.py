@@ -10,7 +10,7 @@ from typing import Any
 
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
-from groundup.tokens.tokenizers.byte_level import ByteLevelBpe
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe
 
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.core.log import logger
-from groundup.tokens.tokenizers.added_tokens import document_with, read_added_tokens, with_added
-from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
-from groundup.tokens.tokenizers.gpt2_by_name import GPT2_FINGERPRINT, gpt2_files, is_gpt2
-from groundup.tokens.tokenizers.gpt2_files import NAMES, read_gpt2_files
-from groundup.tokens.tokenizers.huggingface_json import HuggingFaceTokenizer, byte_level_bpe
-from groundup.tokens.tokenizers.merges import merges_as_ranks
-from groundup.tokens.tokenizers.sentencepiece_tokenizer import SentencePieceTokenizer
-from groundup.tokens.tokenizers.tiktoken_ranks import is_rank_file, named_encoding, read_rank_file
+from groundup.tokens.tokenizer.added_tokens import document_with, read_added_tokens, with_added
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from groundup.tokens.tokenizer.bpe_merges import merges_as_ranks
+from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT, gpt2_files, is_gpt2
+from groundup.tokens.tokenizer.gpt2_files import NAMES, read_gpt2_files
+from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer, byte_level_bpe
+from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
+from groundup.tokens.tokenizer.tiktoken import is_rank_file, named_encoding, read_rank_file
 
 _GET_AGAIN = "Get the file again, or train a tokenizer with `groundup tokenizer train`."
 _OF_CHECKPOINTS = ("tokenizer", "checkpoints/latest/tokenizer")

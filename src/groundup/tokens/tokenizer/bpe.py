@@ -19,7 +19,7 @@ import tiktoken
 from groundup.core.files import atomic_write, write_json
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import not_in_vocabulary
-from groundup.tokens.tokenizers.merges import Merge
+from groundup.tokens.tokenizer.bpe_merges import Merge
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """How GPT-2 cuts text into pieces (Radford et al. 2019, encoder.py)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from groundup.core.errors import MachineError
 from groundup.core.files import atomic_write, user_cache_dir
 from groundup.core.log import logger
-from groundup.tokens.tokenizers.gpt2_files import NAMES
+from groundup.tokens.tokenizer.gpt2_files import NAMES
 
 VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"

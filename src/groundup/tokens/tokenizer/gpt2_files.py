@@ -8,7 +8,7 @@ import orjson
 
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
-from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, byte_characters
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, byte_characters
 
 NAMES = (
     ("vocab.json", "merges.txt"),

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import not_in_vocabulary
-from groundup.tokens.tokenizers.byte_level import (
+from groundup.tokens.tokenizer.bpe import (
     GPT2_PATTERN,
     ByteLevelBpe,
     to_bytes,

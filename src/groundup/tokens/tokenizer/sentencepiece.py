@@ -15,10 +15,10 @@ from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import not_in_vocabulary
-from groundup.tokens.tokenizers.byte_level import whole_text, write_tokenizer
-from groundup.tokens.tokenizers.huggingface_json import document_fingerprint
-from groundup.tokens.tokenizers.sentencepiece_json import SPACE, obstacle, tokenizer_json
-from groundup.tokens.tokenizers.sentencepiece_model import ModelType, Piece, PieceType, SentencePieceModel
+from groundup.tokens.tokenizer.bpe import whole_text, write_tokenizer
+from groundup.tokens.tokenizer.huggingface import document_fingerprint
+from groundup.tokens.tokenizer.sentencepiece_json import SPACE, obstacle, tokenizer_json
+from groundup.tokens.tokenizer.sentencepiece_model import ModelType, Piece, PieceType, SentencePieceModel
 
 
 class SentencePieceTokenizer:

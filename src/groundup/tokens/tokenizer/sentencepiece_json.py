@@ -8,8 +8,8 @@ different ways; so these are not converted.
 
 from typing import Any
 
-from groundup.tokens.tokenizers.merges import merges_of
-from groundup.tokens.tokenizers.sentencepiece_model import ModelType, PieceType, SentencePieceModel
+from groundup.tokens.tokenizer.bpe_merges import merges_of
+from groundup.tokens.tokenizer.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 SPACE = "\u2581"
 """What stands for a space in the pieces."""

@@ -14,8 +14,8 @@ import tiktoken
 
 from groundup.core.errors import DataError, MachineError
 from groundup.core.files import read_json
-from groundup.tokens.tokenizers.byte_level import GPT2_PATTERN, ByteLevelBpe, byte_characters
-from groundup.tokens.tokenizers.merges import merges_of
+from groundup.tokens.tokenizer.bpe import GPT2_PATTERN, ByteLevelBpe, byte_characters
+from groundup.tokens.tokenizer.bpe_merges import merges_of
 
 CL100K_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from functools import partial
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.tokens.tokenizers.byte_level import ByteLevelBpe, ByteLevelTokenizer, byte_characters
-from groundup.tokens.tokenizers.merges import ranked_merges
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+from groundup.tokens.tokenizer.bpe_merges import ranked_merges
 
 _MIN_PAIR_COUNT = 2
 _BYTES = 256
