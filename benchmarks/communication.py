@@ -177,7 +177,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     torch.set_num_threads(1)
     from groundup.launch.env import rank_from_env
     from groundup.models import build_model
-    from groundup.models.initialise import initialise
+    from groundup.models.init import initialise
     from groundup.parallel.activation_checkpointing import Recompute
     from groundup.parallel.apply import parallelize
     from groundup.parallel.mesh import init_distributed

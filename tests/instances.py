@@ -3,10 +3,10 @@
 import itertools
 from typing import Any
 
-from groundup.corpus.steps.fix_unicode import FixUnicode
-from groundup.corpus.steps.length import Length
-from groundup.corpus.steps.normalize_whitespace import NormalizeWhitespace
-from groundup.eval.tasks.last_word import LastWord
+from groundup.corpus.filters.fix_unicode import FixUnicode
+from groundup.corpus.filters.length import Length
+from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
+from groundup.eval.tasks.lambada import LastWord
 from groundup.eval.tasks.perplexity import PerplexityTask
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config

@@ -7,7 +7,7 @@ import torch
 
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.models import build_model
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
 from tests.instances import MODELS
 

@@ -9,7 +9,7 @@ import torch
 
 from groundup.eval.perplexity import perplexity_of_samples, summed_loss
 from groundup.models import build_model
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.tokens.sampling.dataset import TokenDataset
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.train.data_loader import read_batch

@@ -8,9 +8,9 @@ import torch
 
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import axes_of, build_model
-from groundup.models.cache import KeyValueCache
 from groundup.models.count import num_matmul_parameters, num_parameters, training_flops_per_token
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.llama import LlamaConfig
 from groundup.models.spec import dimensions_of
 from groundup.train.loss import linear_cross_entropy

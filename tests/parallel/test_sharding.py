@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from groundup.launch.env import rank_from_env
 from groundup.models import build_model
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.apply import parallelize
 from groundup.parallel.fsdp import set_gradient_sync

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from groundup.models import build_model
 from groundup.models.gpt2 import GPT2Config
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.tensor_parallel import (
     _key_value_heads,

@@ -97,7 +97,7 @@ def _collect(corpus: Path | None, key: str, folder: Path) -> "CorpusReport":
 
 def _texts(report: "CorpusReport") -> Iterator[str]:
     from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-    from groundup.corpus.read import read_documents
+    from groundup.corpus.read_documents import read_documents
 
     strict = BadRecords(BadRecordPolicy(action="fail"))
     return (document.text for document in read_documents([report.documents_path], bad_records=strict))

@@ -10,7 +10,7 @@ from groundup.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
-    from groundup.core.layers import Layer
+    from groundup.core.config_sources import Layer
     from groundup.train.config import TrainConfig
 
 OF_TOKENIZER = "the tokenizer of "
@@ -29,7 +29,7 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
         CheckpointError: There is no model at ``start.path``.
     """
     from groundup.core.config import Resolved, from_tree
-    from groundup.core.layers import merged
+    from groundup.core.config_sources import merged
     from groundup.train.config import TrainConfig
 
     if file is None and not overrides:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from groundup.cli.bad_records import chosen_policy
+from groundup.cli.bad_record_options import chosen_policy
 from groundup.cli.tokenizer_choice import tokenizer_and_words
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
@@ -15,7 +15,7 @@ from groundup.core.progress import Progress, human_count
 from groundup.core.vocabulary import VOCAB_MULTIPLE, padded_vocab_size
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
-from groundup.corpus.read import read_files
+from groundup.corpus.read_documents import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
 from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_gpt2_files
 from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT, gpt2_at_hand

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 
-from groundup.cli.bad_records import chosen_policy
+from groundup.cli.bad_record_options import chosen_policy
 from groundup.cli.tokenizer_choice import chosen_tokenizer
 from groundup.core.errors import ConfigError
-from groundup.core.tasks import RayRunner
+from groundup.core.executor.tasks import RayRunner
 from groundup.corpus.bad_records import Action
 from groundup.tokens.tokenize import build_rank, build_tokens
 

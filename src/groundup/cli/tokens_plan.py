@@ -11,8 +11,8 @@ from rich.table import Table
 
 from groundup.cli.presets import presets
 from groundup.core.config import config, from_tree
+from groundup.core.config_sources import merged
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.layers import merged
 from groundup.core.progress import human_count
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig

@@ -18,8 +18,8 @@ import pydantic
 import yaml
 
 from groundup.core.config_class import config
+from groundup.core.config_sources import NUMBER, NUMBER_BEGINS, leaves, merged, nearest
 from groundup.core.errors import ConfigError
-from groundup.core.layers import NUMBER, NUMBER_BEGINS, leaves, merged, nearest
 
 __all__ = ["ByKind", "Resolved", "config", "from_dict", "from_tree", "resolve", "to_dict", "to_yaml"]
 

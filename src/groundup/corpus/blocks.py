@@ -10,7 +10,7 @@ from typing import IO, Literal
 from groundup.core.files import DamagedFile, open_decompressed
 from groundup.corpus.bad_records import DAMAGED_FILE
 from groundup.corpus.parquet import DamagedParquet, Rows, read_rows
-from groundup.corpus.read import BYTE_ORDER_MARK, MAX_RECORD_BYTES, decompressed
+from groundup.corpus.read_documents import BYTE_ORDER_MARK, MAX_RECORD_BYTES, decompressed
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import SourceFile, form_of
 

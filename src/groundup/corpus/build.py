@@ -21,15 +21,15 @@ from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.cut import cut_document
 from groundup.corpus.dedup.exact import ExactDuplicates
 from groundup.corpus.document import Document, text_bytes, to_json_line
+from groundup.corpus.filter import Drop
+from groundup.corpus.filters import FixUnicode, NormalizeWhitespace, Step
 from groundup.corpus.inputs import fingerprint_of, listed
 from groundup.corpus.python_library import find_python_library, read_python_library
-from groundup.corpus.read import read_files
+from groundup.corpus.read_documents import read_files
 from groundup.corpus.recorded import DOCUMENTS, EXCLUDED, MANIFEST
 from groundup.corpus.report import CorpusReport, Tally
 from groundup.corpus.shuffle import DEFAULT_MEMORY_BYTES, shuffle_lines
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.corpus.step import Drop
-from groundup.corpus.steps import FixUnicode, NormalizeWhitespace, Step
 
 _QUARANTINE = "quarantine.jsonl"
 _SCRATCH = ".shuffle"

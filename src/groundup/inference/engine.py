@@ -18,7 +18,7 @@ from groundup.core.errors import CheckpointError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sampler import Sampling, sample
 from groundup.models import ModelConfig
-from groundup.models.cache import KeyValueCache
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.mode import evaluating
 from groundup.tokens.tokenizer.base import Tokenizer
 

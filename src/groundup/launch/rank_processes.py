@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from groundup.core.processes import number_of_workers
+from groundup.core.executor.local import number_of_workers
 from groundup.launch import errors
 from groundup.launch.env import FAILURES_DIR, LAUNCHER_PIPE, RankInfo
 from groundup.launch.error_report import count_oom_kills, describe_failure, failure_excerpt

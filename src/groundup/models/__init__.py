@@ -25,7 +25,7 @@ _MODELS: dict[type, tuple[type[GPT2] | type[Llama], Axes]] = {
 
 
 def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> Model:
-    """The model of a config with uninitialised weights (see ``models.initialise``); "meta" allocates none."""
+    """The model of a config with uninitialised weights (see ``models.init``); "meta" allocates none."""
     with torch.device("meta"):
         model = _MODELS[type(config)][0](config)  # type: ignore[arg-type]  # the table pairs them
     if str(device) != "meta":

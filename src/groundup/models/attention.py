@@ -5,7 +5,7 @@ Shapes: B batch, T new tokens, D model, N heads, K kv heads, H head dim.
 
 from torch import Tensor, nn
 
-from groundup.models.cache import KeyValueCache
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.masks import Mask
 from groundup.models.rope import rotate
 

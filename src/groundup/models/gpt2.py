@@ -13,7 +13,7 @@ from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, Probability, Size
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
-from groundup.models.cache import KeyValueCache
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.masks import Mask, Masks
 from groundup.models.spec import Axes
 

@@ -16,7 +16,7 @@ from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability, Size
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
-from groundup.models.cache import KeyValueCache
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.masks import Mask, Masks
 from groundup.models.rope import NoRopeScaling, Rope, RopeScaling
 from groundup.models.spec import Axes

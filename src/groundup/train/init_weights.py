@@ -15,7 +15,7 @@ from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.meta_init import place
 from groundup.tokens.tokenizer.base import Tokenizer

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from groundup.core import processes
 from groundup.core.concatenate import append_range
 from groundup.core.errors import MachineError
-from groundup.core.lock import locked
-from groundup.core.run_tasks import run_tasks
-from groundup.core.tasks import (
+from groundup.core.executor import local
+from groundup.core.executor.run import run_tasks
+from groundup.core.executor.tasks import (
     Done,
     Markers,
     ProcessRunner,
@@ -21,6 +20,7 @@ from groundup.core.tasks import (
     pending,
     share_of_rank,
 )
+from groundup.core.lock import locked
 
 
 class Square:
@@ -48,7 +48,7 @@ RUNNERS = [SerialRunner(), ProcessRunner(workers=2)]
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_start_method", lambda: "fork")  # tests are not importable
+    monkeypatch.setattr(local, "_start_method", lambda: "fork")  # tests are not importable
 
 
 @pytest.mark.parametrize("runner", RUNNERS, ids=lambda runner: runner.kind)
@@ -134,7 +134,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from groundup.core.tasks import *\nfrom groundup.core.run_tasks import run_tasks\n"
+        "from groundup.core.executor.tasks import *\nfrom groundup.core.executor.run import run_tasks\n"
         "class Sleep:\n"
         "    def __call__(self, number, report):\n"
         "        report(os.getpid())\n"

@@ -9,7 +9,7 @@ from groundup.core.files import open_decompressed, read_json
 from groundup.corpus import build as build_module
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.build import CorpusConfig, build_corpus
-from groundup.corpus.steps import FixUnicode, Length, NormalizeWhitespace
+from groundup.corpus.filters import FixUnicode, Length, NormalizeWhitespace
 
 TEXTS = ["one  \n", "two", "one", "", "long " * 50, "three", "tw\x07o"]
 

@@ -17,8 +17,8 @@ from groundup.core.files import read_json
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.build import CorpusConfig, build_corpus
 from groundup.corpus.document import Document, to_json_line
-from groundup.corpus.read import read_documents
-from groundup.eval.data import open_tokens
+from groundup.corpus.read_documents import read_documents
+from groundup.eval.token_data import open_tokens
 from groundup.tokens.tokenizer.base import load_tokenizer
 
 NUMBER = 400

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.corpus import read as read_module
+from groundup.corpus import read_documents as read_module
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import Document, from_json_line, text_bytes, to_json_line
 from groundup.corpus.python_library import find_python_library, read_python_library
-from groundup.corpus.read import read_documents
+from groundup.corpus.read_documents import read_documents
 from groundup.corpus.sources import find_files, find_source_files
 
 ANY = BadRecordPolicy(action="skip", max_bad=1.0)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from groundup.corpus.dedup import exact
 from groundup.corpus.document import Document
+from groundup.corpus.filter import Drop, drop_reasons
+from groundup.corpus.filters import FixUnicode, Length, NormalizeWhitespace
+from groundup.corpus.filters import fix_unicode as fix_unicode_module
 from groundup.corpus.shuffle import shuffle_lines
-from groundup.corpus.step import Drop, drop_reasons
-from groundup.corpus.steps import FixUnicode, Length, NormalizeWhitespace
-from groundup.corpus.steps import fix_unicode as fix_unicode_module
 from tests.instances import STEPS
 
 harmless = st.from_regex(f"[{fix_unicode_module._HARMLESS}]*", fullmatch=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from groundup.core.errors import DataError
-from groundup.eval.tasks.last_word import LastWord
+from groundup.eval.tasks.lambada import LastWord
 from tests.tiny import tiny_model
 
 PASSAGES = ["a b c", "the end of the\n story", "one two three  four", "it was the worst of times", "x y"]

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from groundup.core.errors import ConfigError
 from groundup.models import Model, ModelConfig, build_model
-from groundup.models.cache import KeyValueCache
 from groundup.models.gpt2 import GPT2Config
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
+from groundup.models.kv_cache import KeyValueCache
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.layout import Layout

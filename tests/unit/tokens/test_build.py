@@ -167,7 +167,9 @@ class _Deadly:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGKILL")
 def test_a_killed_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groundup.core.processes._start_method", lambda: "fork")  # tests are not importable
+    monkeypatch.setattr(
+        "groundup.core.executor.local._start_method", lambda: "fork"
+    )  # tests are not importable
     tokenize = BatchTokenizer(_Deadly(), ("text",), True, "uint16")  # type: ignore[arg-type]
     batches = [Batch(0, [Block(0, b'{"text": "a"}', "lines")], 13, False)] * 5
     with (
@@ -184,10 +186,10 @@ def test_forked_workers_write_the_same(small_tokenizer: Tokenizer, tmp_path: Pat
     small_tokenizer.save(tmp_path / "tokenizer")
     code = (
         "from pathlib import Path\n"
-        "from groundup.core import processes\n"
+        "from groundup.core.executor import local\n"
         "from groundup.tokens.tokenize import build_tokens\n"
         "from groundup.tokens.tokenizer.base import load_tokenizer\n"
-        "assert processes._start_method() == 'fork'\n"
+        "assert local._start_method() == 'fork'\n"
         "build_tokens([Path('in.jsonl')], Path('forked'), load_tokenizer(Path('tokenizer')), workers=3)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)

@@ -226,7 +226,7 @@ def test_ray_gives_the_same_bytes(
     # A real cluster of one machine, in a process of its own; relative paths, as a user types them.
     code = (
         "from pathlib import Path\n"
-        "from groundup.core.tasks import RayRunner\n"
+        "from groundup.core.executor.tasks import RayRunner\n"
         "from groundup.corpus.bad_records import BadRecordPolicy\n"
         "from groundup.tokens.tokenize import build_tokens\n"
         "from groundup.tokens.tokenizer.base import load_tokenizer\n"
@@ -577,7 +577,7 @@ def test_parquet_documents_are_read_like_lines(tmp_path: Path) -> None:
 
     from groundup.corpus.bad_records import BadRecords
     from groundup.corpus.document import Document, to_json_line
-    from groundup.corpus.read import read_documents
+    from groundup.corpus.read_documents import read_documents
 
     path = tmp_path / "in" / "a.parquet"
     path.parent.mkdir()

@@ -7,7 +7,7 @@ its file here, with the source of its definition, and add its class to ``Task``.
 from typing import Annotated, get_args
 
 from groundup.core.config import ByKind
-from groundup.eval.tasks.last_word import LastWord
+from groundup.eval.tasks.lambada import LastWord
 from groundup.eval.tasks.perplexity import PerplexityTask
 
 Task = Annotated[PerplexityTask | LastWord, ByKind]

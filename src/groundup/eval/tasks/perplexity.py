@@ -9,8 +9,8 @@ from pydantic import Field
 from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.progress import Progress
-from groundup.eval.data import SplitName, open_tokens
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
+from groundup.eval.token_data import SplitName, open_tokens
 from groundup.tokens.dataset.token_source import TokenRange
 
 

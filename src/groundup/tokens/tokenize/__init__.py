@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import ConfigError, MachineError
-from groundup.core.processes import number_of_workers
-from groundup.core.tasks import RayRunner, pending, share_of_rank
+from groundup.core.executor.local import number_of_workers
+from groundup.core.executor.tasks import RayRunner, pending, share_of_rank
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.tokens.tokenize.parts import PART_BYTES
 from groundup.tokens.tokenize.steps import Build

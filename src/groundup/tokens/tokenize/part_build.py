@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from groundup.core.processes import Worker
-from groundup.core.tasks import Done, Markers, Report, Task
+from groundup.core.executor.local import Worker
+from groundup.core.executor.tasks import Done, Markers, Report, Task
 from groundup.corpus.blocks import read_blocks
 from groundup.tokens.tokenize.part_files import PartWriter
 from groundup.tokens.tokenize.parts import Part

@@ -12,7 +12,7 @@ from typing import IO, Any
 import numpy as np
 
 from groundup.core.errors import DataError
-from groundup.core.tasks import Done
+from groundup.core.executor.tasks import Done
 from groundup.corpus.bad_records import DAMAGED_FILE, SHOWN_OFFENDERS, quarantine_line
 from groundup.corpus.sources import printable
 from groundup.tokens.dataset.document_sources import OriginsWriter

@@ -3,8 +3,8 @@
 import collections
 from collections.abc import Sequence
 
-from groundup.core.run_tasks import run_tasks
-from groundup.core.tasks import Markers, ProcessRunner, RayRunner, Task
+from groundup.core.executor.run import run_tasks
+from groundup.core.executor.tasks import Markers, ProcessRunner, RayRunner, Task
 from groundup.corpus.bad_records import SHOWN_OFFENDERS, BadRecordPolicy, BadRecords
 from groundup.corpus.blocks import lines_before
 from groundup.tokens.tokenize.join import COMMAND, shifted

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import ConfigError, DataError, MachineError
+from groundup.core.executor.tasks import Markers, RayRunner, Task, pending
 from groundup.core.files import require_free_space
 from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest, describe_files, fingerprint
-from groundup.core.tasks import Markers, RayRunner, Task, pending
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of

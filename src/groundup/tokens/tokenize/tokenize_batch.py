@@ -12,7 +12,7 @@ from groundup.corpus.bad_records import MAX_KEPT_BYTES
 from groundup.corpus.blocks import BLOCK_BYTES, Block, count_lines
 from groundup.corpus.document import text_bytes
 from groundup.corpus.parquet import Rows
-from groundup.corpus.read import MalformedRecord, text_of_file, text_of_value, texts_of_line
+from groundup.corpus.read_documents import MalformedRecord, text_of_file, text_of_value, texts_of_line
 from groundup.tokens.tokenizer.base import Tokenizer
 
 

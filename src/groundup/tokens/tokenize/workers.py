@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from groundup.core.processes import Worker, worker_processes
+from groundup.core.executor.local import Worker, worker_processes
 from groundup.corpus.blocks import Block
 from groundup.tokens.tokenize.tokenize_batch import Batch, BatchTokenizer, TokenizedBatch
 

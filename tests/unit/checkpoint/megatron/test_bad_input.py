@@ -15,7 +15,7 @@ from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.parity import compare
 from groundup.core.errors import CheckpointError, DataError, MachineError
 from groundup.models import build_model
-from groundup.models.initialise import initialise
+from groundup.models.init import initialise
 from groundup.tokens.tokenizer.base import load_tokenizer
 from tests.instances import MODELS
 from tests.megatron_files import edit, make_version, rank_files, write_checkpoint

@@ -22,7 +22,7 @@ from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-from groundup.corpus.read import read_documents
+from groundup.corpus.read_documents import read_documents
 from groundup.models.mode import evaluating
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from groundup.core.errors import MachineError
+from groundup.core.executor.tasks import Markers, Task, Work
 from groundup.core.log import logger
-from groundup.core.tasks import Markers, Task, Work
 
 I = TypeVar("I")  # noqa: E741  # a task's input
 

@@ -6,7 +6,7 @@ import pydantic
 
 from groundup.core.config import config
 from groundup.corpus.document import Document
-from groundup.corpus.step import Drop
+from groundup.corpus.filter import Drop
 
 
 @config

@@ -6,9 +6,9 @@ To add one, write its file here, with the source of its rule, and add its class 
 from typing import Annotated
 
 from groundup.core.config import ByKind
-from groundup.corpus.steps.fix_unicode import FixUnicode
-from groundup.corpus.steps.length import Length
-from groundup.corpus.steps.normalize_whitespace import NormalizeWhitespace
+from groundup.corpus.filters.fix_unicode import FixUnicode
+from groundup.corpus.filters.length import Length
+from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
 
 Step = Annotated[FixUnicode | NormalizeWhitespace | Length, ByKind]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from groundup.core.processes import Worker, worker_processes
-from groundup.core.ray_tasks import run_on_ray
-from groundup.core.tasks import Markers, ProcessRunner, RayRunner, Report, SerialRunner, Task, Work
+from groundup.core.executor.local import Worker, worker_processes
+from groundup.core.executor.ray import run_on_ray
+from groundup.core.executor.tasks import Markers, ProcessRunner, RayRunner, Report, SerialRunner, Task, Work
 
 I = TypeVar("I")  # noqa: E741  # a task's input
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-from groundup.corpus.read import read_documents
+from groundup.corpus.read_documents import read_documents
 from groundup.tokens.dataset.dataset_manifest import recorded_tokenizer
 from groundup.tokens.dataset.open import names_token_files, open_source, token_files
 from groundup.tokens.dataset.token_source import Tokens
