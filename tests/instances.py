@@ -6,7 +6,7 @@ from typing import Any
 from groundup.corpus.filters.fix_unicode import FixUnicode
 from groundup.corpus.filters.length import Length
 from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
-from groundup.eval.tasks.lambada import LastWord
+from groundup.eval.tasks.lambada import Lambada
 from groundup.eval.tasks.perplexity import PerplexityTask
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
@@ -18,7 +18,7 @@ from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.linear import Linear
 from groundup.train.schedules.warmup import Fraction, Steps, Tokens
 from groundup.train.schedules.wsd import Wsd
-from groundup.train.stability.spike_guard import NoGuard, RollbackGuard, SkipGuard
+from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SkipGuard
 
 _SIZES = {"vocab_size": 300, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 32, "ffn_size": 48}
 
@@ -51,9 +51,9 @@ STEPS = [FixUnicode(), NormalizeWhitespace(), Length(min_characters=3)]
 
 _OTHERS = [
     *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
-    *(NoGuard(), SkipGuard(), RollbackGuard()),
+    *(NoSpikeGuard(), SkipGuard(), RollbackGuard()),
     *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
-    *(PerplexityTask(), LastWord()),
+    *(PerplexityTask(), Lambada()),
 ]
 
 INSTANCES: dict[type, list[Any]] = {}

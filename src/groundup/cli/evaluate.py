@@ -16,7 +16,7 @@ def evaluate(
     path: Path,
     *,
     data: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)],
-    tasks: Annotated[tuple[Literal["perplexity", "last_word"], ...], Parameter(consume_multiple=True)] = (
+    tasks: Annotated[tuple[Literal["perplexity", "lambada"], ...], Parameter(consume_multiple=True)] = (
         "perplexity",
     ),
     split_name: Literal["train", "validation", "test", "all"] | None = None,
@@ -37,7 +37,7 @@ def evaluate(
     tokenizers), and the data's unigram entropy: the loss of a model that only knows how often each
     token occurs.
 
-    `last_word` predicts the last word of each passage, as LAMBADA asks; a word is right when each of its
+    `lambada` predicts the last word of each passage, as LAMBADA asks; a word is right when each of its
     tokens is the most probable one.
 
     For example:
@@ -46,7 +46,7 @@ def evaluate(
 
         groundup eval exported --tasks perplexity --data wiki.test.raw --json
 
-        groundup eval exported --tasks last_word --data lambada_test.jsonl
+        groundup eval exported --tasks lambada --data lambada_test.jsonl
 
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of

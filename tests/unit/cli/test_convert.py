@@ -185,7 +185,7 @@ def test_weights_that_are_not_finite_are_named(groundup: Callable[..., str], tmp
         ("generate", "--prompt", "the"),
         ("generate", "--prompt", "the", "--temperature", 0),
         ("eval", "--data", tmp_path / "text.txt"),
-        ("eval", "--data", tmp_path / "text.txt", "--tasks", "last_word"),
+        ("eval", "--data", tmp_path / "text.txt", "--tasks", "lambada"),
         ("convert", tmp_path / "out", "--to", "hf"),
         ("convert", tmp_path / "out", "--to", "megatron"),
     ):
@@ -206,7 +206,7 @@ def test_models_whose_numbers_overflow_are_told(groundup: Callable[..., str], tm
         (("generate", "--prompt", "the"), "the model's logits are not finite"),
         (("generate", "--prompt", "the", "--num-samples", 2), "the model's logits are not finite"),
         (("eval", "--data", tmp_path / "text.txt"), "its loss is nan, though its weights are finite"),
-        (("eval", "--data", tmp_path / "text.txt", "--tasks", "last_word"), "its loss is nan, though its"),
+        (("eval", "--data", tmp_path / "text.txt", "--tasks", "lambada"), "its loss is nan, though its"),
         (("convert", tmp_path / "out", "--to", "native"), "its logits are not finite, though its weights"),
     ):
         with pytest.raises(CheckpointError, match=message):

@@ -6,15 +6,15 @@ import pytest
 
 from groundup.cli.app import run
 from groundup.core.errors import ConfigError, DataError
-from groundup.eval.tasks import LastWord
+from groundup.eval.tasks import Lambada
 from tests.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--tasks", "last_word", "--max-tokens", "5"], "--max-tokens has no effect on --tasks last_word"),
-        (["--tasks", "last_word", "--split", "9,1", "--split-name", "test"], "--split-name, --split has no"),
+        (["--tasks", "lambada", "--max-tokens", "5"], "--max-tokens has no effect on --tasks lambada"),
+        (["--tasks", "lambada", "--split", "9,1", "--split-name", "test"], "--split-name, --split has no"),
         (["--max-tokens", "-5"], "command line: --max-tokens = -5: input should be greater"),
         (["--batch-size", "0"], "command line: --batch-size = 0"),
     ],
@@ -31,7 +31,7 @@ def test_what_is_wrong_is_named_as_it_was_typed(
 def test_no_passage_cannot_be_measured(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(DataError, match=r"empty\.jsonl: there is no passage in it"):
-        LastWord().measure(tiny_model("gpt2"), [tmp_path / "empty.jsonl"])
+        Lambada().measure(tiny_model("gpt2"), [tmp_path / "empty.jsonl"])
     (tmp_path / "a.jsonl").write_text('{"title": "two words"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*the keys are: title.* with --key"):
-        LastWord().measure(tiny_model("gpt2"), [tmp_path / "a.jsonl"])
+        Lambada().measure(tiny_model("gpt2"), [tmp_path / "a.jsonl"])

@@ -33,7 +33,7 @@ class _Passage:
 
 
 @config
-class LastWord:
+class Lambada:
     """Accuracy and perplexity of the last word of each passage.
 
     Attributes:
@@ -41,7 +41,7 @@ class LastWord:
         batch_size: Passages at a time; changes no result.
     """
 
-    kind: Literal["last_word"] = "last_word"
+    kind: Literal["lambada"] = "lambada"
     text_key: str = "text"
     batch_size: Annotated[int, Field(ge=1)] = 8
 
