@@ -29,7 +29,7 @@ from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
 from groundup.train.loss import linear_cross_entropy
-from groundup.train.rng import RandomStates
+from groundup.train.rng import RngStates
 from groundup.train.setup import Run, build_run
 from groundup.train.step import train_step
 
@@ -76,7 +76,7 @@ def prepared_run(folder: Path, model: str, shape: tuple[int, int, int]) -> Run:
 def groundup_step(run: Run, batch: Batch) -> None:
     """As ``train.loop`` makes a step."""
     run.heartbeat.record(run.state.step + 1, "training")
-    RandomStates.now()
+    RngStates.now()
     train_step(run.state, batch, run.config, run.precision, run.mesh)
 
 

@@ -16,7 +16,7 @@ from groundup.launch.env import FAILURES_DIR
 from groundup.launch.error_handler import record_failure
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.launch.watchdog import WatchdogConfig, watchdog
-from groundup.train.signals import Interruption
+from groundup.train.signals import StopSignals
 
 culprit, how, folder = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 os.environ.setdefault(FAILURES_DIR, str(folder))
@@ -65,7 +65,7 @@ try:
     dist.init_process_group("gloo")
     if how in ("raise", "destroy", "kill", "exit"):
         with (
-            Interruption(folder),
+            StopSignals(folder),
             watchdog(WatchdogConfig(), heartbeat),
         ):  # torchrun's SIGTERM may come first
             steps(20, 0)

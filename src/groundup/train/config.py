@@ -17,7 +17,7 @@ from groundup.train.optim import AdamW, Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup
-from groundup.train.stability.spike_guard import GuardConfig, NoGuard, RollbackGuard
+from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuardConfig
 
 
 @config
@@ -168,7 +168,7 @@ class TrainConfig:
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ema: EmaConfig = EmaConfig()
-    guard: GuardConfig = NoGuard()
+    guard: SpikeGuardConfig = NoSpikeGuard()
     watchdog: WatchdogConfig = WatchdogConfig()
 
     def __post_init__(self) -> None:

@@ -20,13 +20,13 @@ from groundup.train.live import LiveStatus
 from groundup.train.metrics import Interval, Metrics, Stopwatch
 from groundup.train.optim import Muon
 from groundup.train.prefetch import Prefetch
-from groundup.train.rng import RandomStates
+from groundup.train.rng import RngStates
 from groundup.train.setup import Run, build_run
-from groundup.train.signals import Interrupted, Interruption
+from groundup.train.signals import Interrupted, StopSignals
 from groundup.train.stability import oom
 from groundup.train.stability.nan_debug import explained
 from groundup.train.stability.spike_guard import RollbackGuard
-from groundup.train.stability.spike_handling import handle_outlier
+from groundup.train.stability.spike_handling import handle_spike
 from groundup.train.step import NotFinite, StepResult, train_step
 from groundup.train.threads import Threads, counts_to_try
 
@@ -112,14 +112,14 @@ def _train(
     )
 
     threads = Threads(counts_to_try(config, mesh, present=torch.get_num_threads()))
-    with Interruption(config.run_dir) as interruption, batches, run.writer, threads:
+    with StopSignals(config.run_dir) as interruption, batches, run.writer, threads:
         if isinstance(config.guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # there must be something to go back to
         while state.step < config.num_steps:
             run.heartbeat.record(state.step + 1, "reading data")
             batch = batches.next_batch()
             run.heartbeat.record(state.step + 1, "training")
-            random = RandomStates.now()
+            random = RngStates.now()
             try:
                 with threads.step(len(batch.tokens_BT)):
                     result = train_step(state, batch, config, run.precision, mesh)
@@ -129,7 +129,7 @@ def _train(
                 raise oom.explained(error, state, config) from error
             if not result.outlier:
                 report.add(result)
-            elif handle_outlier(run, metrics, result, random):
+            elif handle_spike(run, metrics, result, random):
                 report.begin()
                 batches.jump(_shares(run))
                 continue

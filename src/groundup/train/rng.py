@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class RandomStates:
+class RngStates:
     """Of this rank.
 
     Attributes:
@@ -17,12 +17,12 @@ class RandomStates:
     states: dict[str, Tensor]
 
     @staticmethod
-    def now() -> "RandomStates":
+    def now() -> "RngStates":
         """As they are; waits for nothing."""
         states = {"cpu": torch.get_rng_state()}
         if torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state()
-        return RandomStates(states)
+        return RngStates(states)
 
     def restore(self) -> None:
         """Sets the generators back; those of devices that are not here are left out."""

@@ -34,7 +34,7 @@ from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers
-from groundup.train.stability.spike_guard import Guard, NoGuard, RollbackGuard
+from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuard
 from groundup.train.state import TrainState
 
 CONFIG_FILE = "config.yaml"
@@ -154,7 +154,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
-        guard=None if isinstance(config.guard, NoGuard) else Guard(config.guard),
+        guard=None if isinstance(config.guard, NoSpikeGuard) else SpikeGuard(config.guard),
     )
     run = Run(
         config=config,

@@ -29,7 +29,7 @@ class Interrupted(GroundupError):
         self.exit_code = 128 + number
 
 
-class Interruption:
+class StopSignals:
     """While entered, notes the first SIGINT or SIGTERM instead of dying of it.
 
     A SIGINT after it ends the process at once, whatever native code is running: a thread waits for it, and
@@ -47,7 +47,7 @@ class Interruption:
         self._run_dir = run_dir
         self._descriptors: tuple[int, ...] = ()
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "StopSignals":
         """Takes over the two signals."""
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in self._before:

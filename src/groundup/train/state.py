@@ -24,8 +24,8 @@ from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.optim import Optimizers
-from groundup.train.rng import RandomStates
-from groundup.train.stability.spike_guard import Guard
+from groundup.train.rng import RngStates
+from groundup.train.stability.spike_guard import SpikeGuard
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -52,7 +52,7 @@ class TrainState:
     scaler: LossScaler | None
     pipeline: Pipeline | None = None
     average: WeightAverage | None = None
-    guard: Guard | None = None
+    guard: SpikeGuard | None = None
     step: int = 0
     samples: int = 0
     tokens: int = 0
@@ -72,7 +72,7 @@ class TrainState:
 
     def snapshot(self, config: TrainConfig, data_fingerprint: str, mesh: ParallelMesh) -> Snapshot:
         """What a checkpoint of this moment holds, as this rank has it."""
-        random = {f"{name}/{mesh.rank}": state for name, state in RandomStates.now().states.items()}
+        random = {f"{name}/{mesh.rank}": state for name, state in RngStates.now().states.items()}
         counts: dict[str, Any] = {
             "step": self.step,
             "samples": self.samples,
@@ -162,11 +162,11 @@ class TrainState:
         load_into(group, _stored(self.optimizers.make_room(of_mine), config), config.model)
 
 
-def random_states(folder: Path, rank: int) -> RandomStates:
+def random_states(folder: Path, rank: int) -> RngStates:
     """What a checkpoint holds of a rank's generators."""
     group = Group(folder, "random")
     names = {name.rpartition("/")[0]: name for name in group if name.endswith(f"/{rank}")}
-    return RandomStates({generator: group.read(name) for generator, name in names.items()})
+    return RngStates({generator: group.read(name) for generator, name in names.items()})
 
 
 def _stored(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:

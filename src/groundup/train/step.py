@@ -14,7 +14,7 @@ from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_gradients
 from groundup.train.schedules import lr_ratio
-from groundup.train.stability.spike_guard import Guard
+from groundup.train.stability.spike_guard import SpikeGuard
 from groundup.train.state import TrainState
 
 
@@ -118,7 +118,7 @@ def train_step(
     return result
 
 
-def _judge(guard: Guard, loss: float, grad_norm: float, mesh: ParallelMesh) -> str:
+def _judge(guard: SpikeGuard, loss: float, grad_norm: float, mesh: ParallelMesh) -> str:
     """What the guard has against a step, the same on all ranks; a step that it accepts it remembers."""
     reason = guard.reason(loss, grad_norm)
     if mesh.any(bool(reason)):

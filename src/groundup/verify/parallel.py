@@ -25,7 +25,7 @@ from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps
 from groundup.train.setup import require_vocabulary
-from groundup.train.stability.spike_guard import NoGuard
+from groundup.train.stability.spike_guard import NoSpikeGuard
 
 ALLOWED = 1e-5
 """Largest relative difference of a step's loss or gradient norm, in fp32."""
@@ -111,7 +111,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
-        guard=NoGuard(),
+        guard=NoSpikeGuard(),
     )
 
 

@@ -13,8 +13,8 @@ from groundup.checkpoint.native.load import Group
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.train.signals import Interrupted
 from groundup.train.stability.replay import agreement, open_replayer
-from groundup.train.stability.spike_guard import Guard, RollbackGuard, SkipGuard
-from groundup.train.stability.step_dump import read_bundle
+from groundup.train.stability.spike_guard import RollbackGuard, SkipGuard, SpikeGuard
+from groundup.train.stability.step_dump import read_dump
 from tests.poisoned import poisoned, reading, without
 from tests.runs import losses, make_config, make_data, run
 
@@ -45,7 +45,7 @@ def outliers(records):
 
 
 def a_guard(**settings):
-    return Guard(SkipGuard(window=32, warmup=10, **settings))
+    return SpikeGuard(SkipGuard(window=32, warmup=10, **settings))
 
 
 def test_an_outlier_is_far_above_the_median_in_robust_deviations():
@@ -65,7 +65,7 @@ def test_an_outlier_is_far_above_the_median_in_robust_deviations():
 
 def test_outliers_do_not_raise_what_they_are_judged_by():
     """By mean and standard deviation the second of two spikes would pass."""
-    guard = Guard(SkipGuard(window=10, warmup=10))
+    guard = SpikeGuard(SkipGuard(window=10, warmup=10))
     for number in range(10):
         guard.accept(3.0 + 0.01 * (number % 3), 1.0)
     for step in range(3):
@@ -98,7 +98,7 @@ def test_too_many_in_a_row_end_the_training():
 
 
 def test_rollbacks_have_a_limit():
-    guard = Guard(RollbackGuard(limit=1))
+    guard = SpikeGuard(RollbackGuard(limit=1))
     guard.note(step=1, samples=0, reason="high", action="rollback")
     with pytest.raises(TrainingError, match=r"after guard\.limit=1 rollbacks"):
         guard.note(step=2, samples=0, reason="high", action="rollback")
@@ -234,7 +234,7 @@ def test_the_bundle_of_an_outlier_can_be_replayed(data, tmp_path):
     with reading(poisoned(*POISON)):
         run(make_config(data, tmp_path / "run", *settings))
     folder = tmp_path / "run/failures/step-26"
-    assert "standard deviations above" in read_bundle(folder).facts.reason
+    assert "standard deviations above" in read_dump(folder).facts.reason
     replayer = open_replayer(folder, device="cpu", precision=None)
     result = replayer.run()
     assert agreement(result, replayer.bundle, replayer.precision) == "exactly"

@@ -17,7 +17,7 @@ from groundup.train.data_loader import Batch
 from groundup.train.setup import build_run
 from groundup.train.stability.nan_search import find_not_finite
 from groundup.train.stability.replay import agreement, open_replayer
-from groundup.train.stability.step_dump import read_bundle
+from groundup.train.stability.step_dump import read_dump
 from groundup.train.step import NotFinite
 from tests.runs import make_config, make_data, run
 
@@ -157,7 +157,7 @@ def test_a_bundle_holds_the_samples_their_origins_and_the_weights_before(data, t
 
     config = config_of(data, tmp_path / "run")
     fail(config, spoil)
-    bundle = read_bundle(tmp_path / "run/failures/step-3")
+    bundle = read_dump(tmp_path / "run/failures/step-3")
     samples = build_run(make_config(data, tmp_path / "look")).training
     assert bundle.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
     for row, documents in enumerate(bundle.sources):

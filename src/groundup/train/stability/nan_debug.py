@@ -5,14 +5,14 @@ import shlex
 from groundup.core.errors import GroundupError, TrainingError
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_micro_batch_gradients
-from groundup.train.rng import RandomStates
+from groundup.train.rng import RngStates
 from groundup.train.setup import Run
 from groundup.train.stability.nan_search import describe, find_not_finite, largest_weight
-from groundup.train.stability.step_dump import StepFacts, write_bundle
+from groundup.train.stability.step_dump import StepRecord, write_dump
 from groundup.train.step import NotFinite
 
 
-def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) -> TrainingError:
+def explained(run: Run, batch: Batch, error: NotFinite, random: RngStates) -> TrainingError:
     """The error with all that can be found out; all ranks together.
 
     Args:
@@ -23,7 +23,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
     """
     run.heartbeat.record(error.step, "finding what is not finite", is_long=True)
     run.state.optimizers.zero_grad()
-    facts = StepFacts(
+    facts = StepRecord(
         step=error.step,
         first_sample=error.first_sample,
         num_samples=error.num_samples,
@@ -33,7 +33,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
         reason=error.what,
     )
     try:
-        folder = write_bundle(run, facts, random)
+        folder = write_dump(run, facts, random)
         saved = f"`groundup replay {shlex.quote(str(folder))}` runs this step again."
     except GroundupError as problem:  # the disk is full, say: what is known must be told all the same
         saved = f"The step could not be saved: {problem}."
@@ -48,7 +48,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RandomStates) ->
     return TrainingError(f"{error.what}; {found}", where=error.where, fix=f"{saved} {error.fix}")
 
 
-def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RandomStates) -> str:
+def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RngStates) -> str:
     config, mesh = run.config, run.mesh
     share = error.num_samples // mesh.dp
     micro_batches = list(share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp).split(config.micro_batch_size))

@@ -21,7 +21,7 @@ from groundup.train.data_loader import Batch
 from groundup.train.forward_backward import add_gradients, add_micro_batch_gradients
 from groundup.train.optim import build_optimizers
 from groundup.train.stability.nan_search import Finding, find_not_finite, largest_weight
-from groundup.train.stability.step_dump import Bundle
+from groundup.train.stability.step_dump import StepDump
 from groundup.train.state import TrainState, random_states
 
 ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
@@ -78,7 +78,7 @@ class Replayer:
         CheckpointError: The weights are damaged.
     """
 
-    def __init__(self, bundle: Bundle, *, device: torch.device, precision: PrecisionName | None) -> None:
+    def __init__(self, bundle: StepDump, *, device: torch.device, precision: PrecisionName | None) -> None:
         if device.type == "cpu":
             keep_freed_memory()
         config = bundle.config
@@ -179,7 +179,7 @@ class Replayer:
         return total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
 
 
-def agreement(replay: Replay, bundle: Bundle, precision: Precision) -> str:
+def agreement(replay: Replay, bundle: StepDump, precision: Precision) -> str:
     """How the replay is as the run was: "exactly", "within N", or empty where it is not."""
     pairs = [(replay.loss, bundle.facts.loss), (replay.grad_norm, bundle.facts.grad_norm)]
     if all(now == then or (math.isnan(now) and math.isnan(then)) for now, then in pairs):
@@ -202,6 +202,6 @@ def open_replayer(folder: Path, *, device: str, precision: PrecisionName | None)
         CheckpointError: It is no bundle, or damaged.
         MachineError: The device or the precision is not here.
     """
-    from groundup.train.stability.step_dump import read_bundle
+    from groundup.train.stability.step_dump import read_dump
 
-    return Replayer(read_bundle(folder), device=choose_device(device), precision=precision)  # type: ignore[arg-type]
+    return Replayer(read_dump(folder), device=choose_device(device), precision=precision)  # type: ignore[arg-type]

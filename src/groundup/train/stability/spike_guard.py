@@ -26,7 +26,7 @@ _LEAST_SPREAD = 1e-3
 
 
 @config
-class NoGuard:
+class NoSpikeGuard:
     """Every step counts, as in any exact reproduction."""
 
     kind: Literal["none"] = "none"
@@ -92,10 +92,10 @@ def _check(guard: SkipGuard | RollbackGuard) -> None:
         raise ValueError(f"warmup {guard.warmup} is more than window {guard.window}: no step would be judged")
 
 
-GuardConfig = Annotated[NoGuard | SkipGuard | RollbackGuard, ByKind]
+SpikeGuardConfig = Annotated[NoSpikeGuard | SkipGuard | RollbackGuard, ByKind]
 
 
-class Guard:
+class SpikeGuard:
     """Judges steps, and remembers what it judges by; the same on all ranks.
 
     Args:

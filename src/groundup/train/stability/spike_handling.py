@@ -7,14 +7,14 @@ from groundup.checkpoint.native import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
 from groundup.train.metrics import Metrics
-from groundup.train.rng import RandomStates
+from groundup.train.rng import RngStates
 from groundup.train.setup import Run
 from groundup.train.stability.spike_guard import RollbackGuard
-from groundup.train.stability.step_dump import StepFacts, write_bundle
+from groundup.train.stability.step_dump import StepRecord, write_dump
 from groundup.train.step import StepResult
 
 
-def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: RandomStates) -> bool:
+def handle_spike(run: Run, metrics: Metrics, result: StepResult, random: RngStates) -> bool:
     """Deals with the step just taken, which did not change the weights; all ranks together.
 
     Args:
@@ -33,7 +33,7 @@ def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: Rando
     state, guard = run.state, run.state.guard
     assert guard is not None, "nothing else finds outliers"
     step = state.step
-    facts = StepFacts(
+    facts = StepRecord(
         step=step,
         first_sample=result.first_sample,
         num_samples=result.num_samples,
@@ -45,7 +45,7 @@ def handle_outlier(run: Run, metrics: Metrics, result: StepResult, random: Rando
     action: Literal["skip", "rollback"] = guard.config.kind
     if guard.config.bundle:
         run.heartbeat.record(step, "saving an outlier", is_long=True)
-        logger.warning("step %d is in %s, for `groundup replay`", step, write_bundle(run, facts, random))
+        logger.warning("step %d is in %s, for `groundup replay`", step, write_dump(run, facts, random))
     if isinstance(guard.config, RollbackGuard):
         run.heartbeat.record(step, "going back", is_long=True)
         _go_back(run, guard.config, step)

@@ -26,7 +26,7 @@ from groundup.tokens.sampling.trace import Piece, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
-from groundup.train.rng import RandomStates
+from groundup.train.rng import RngStates
 from groundup.train.setup import Run
 
 _MANIFEST = "bundle.json"
@@ -35,7 +35,7 @@ _BEFORE = "before"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StepFacts:
+class StepRecord:
     """What a step gave.
 
     Attributes:
@@ -58,7 +58,7 @@ class StepFacts:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bundle:
+class StepDump:
     """What a bundle holds but for the weights.
 
     Attributes:
@@ -74,7 +74,7 @@ class Bundle:
     """
 
     folder: Path
-    facts: StepFacts
+    facts: StepRecord
     config: TrainConfig
     precision: str
     layout: dict[str, Any]
@@ -93,12 +93,12 @@ class Bundle:
         return load_tokenizer(store.tokenizer_dir(self.before))
 
 
-def bundle_dir(config: TrainConfig, step: int) -> Path:
+def dump_dir(config: TrainConfig, step: int) -> Path:
     """Where the bundle of a step lies."""
     return config.run_dir / "failures" / f"step-{step}"
 
 
-def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
+def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
     """Saves a step that did not change the weights; all ranks together. Replaces an older one of this step.
 
     Args:
@@ -109,7 +109,7 @@ def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
     Raises:
         MachineError: The disk is full.
     """
-    folder = bundle_dir(run.config, facts.step)
+    folder = dump_dir(run.config, facts.step)
     snapshot = run.state.snapshot(run.config, run.data_fingerprint, run.mesh)
     writer = Writer(
         folder / _BEFORE,
@@ -138,7 +138,7 @@ def write_bundle(run: Run, facts: StepFacts, random: RandomStates) -> Path:
     return folder
 
 
-def _write_batch(run: Run, facts: StepFacts, folder: Path) -> None:
+def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
     data = run.config.data
     batch = read_batch(
         run.training,
@@ -168,7 +168,7 @@ def _write_batch(run: Run, facts: StepFacts, folder: Path) -> None:
     Manifest(kind="bundle", files=files, about=about).write(folder / _MANIFEST)
 
 
-def read_bundle(folder: Path) -> Bundle:
+def read_dump(folder: Path) -> StepDump:
     """Opens a bundle.
 
     Raises:
@@ -183,12 +183,12 @@ def read_bundle(folder: Path) -> Bundle:
     manifest = Manifest.read(folder / _MANIFEST, "bundle")
     about = manifest.about
     given = about["facts"]
-    facts = StepFacts(**{**given, "loss": float(given["loss"]), "grad_norm": float(given["grad_norm"])})
+    facts = StepRecord(**{**given, "loss": float(given["loss"]), "grad_norm": float(given["grad_norm"])})
     before = store.folder_of(folder / _BEFORE, facts.step - 1)
     unlisted = "" if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
     if reason := unlisted or damage(folder, manifest.files) or store.verify(before):
         raise CheckpointError(f"the bundle is damaged: {reason}", where=folder)
-    return Bundle(
+    return StepDump(
         folder=folder,
         facts=facts,
         config=from_dict(TrainConfig, about["config"], where=folder / _MANIFEST),
