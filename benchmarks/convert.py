@@ -28,7 +28,7 @@ from groundup.checkpoint.huggingface.weights import write_stored
 from groundup.checkpoint.lazy import StoredModel, StoredTensor, logical_shapes
 from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 RESULTS_DIR = Path(__file__).parent / "results"
 _INTERVAL_SECONDS = 0.02

@@ -28,7 +28,7 @@ from groundup.tokens.dataset.indexed_writer import IndexedWriter
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.megatron_order import megatron_order
 from groundup.tokens.sampling.splits import open_splits
-from groundup.tokens.tokenizer.base import load_gpt2_files
+from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files
 
 BENCHMARKS_DIR = Path(__file__).parent
 RESULTS_DIR = BENCHMARKS_DIR / "results"

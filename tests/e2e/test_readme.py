@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from groundup.core.files import open_decompressed
+from groundup.core.compressed import open_decompressed
 from tests.guides import ROOT, blocks, is_shown, require_sessions, run, shell
 
 README = "README.md"

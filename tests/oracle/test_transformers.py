@@ -12,7 +12,7 @@ from groundup.checkpoint.huggingface.weights import read_huggingface, write_hugg
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from tests.instances import MODELS
 from tests.tiny import END, tiny_model
 

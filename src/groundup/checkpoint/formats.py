@@ -14,7 +14,8 @@ from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import open_native
 from groundup.core.errors import CheckpointError
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer, tokenizer_folder
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_folder
 
 
 def open_model(path: Path, *, device: torch.device, ema: bool = False) -> LoadedModel:

@@ -103,11 +103,15 @@ def convert(
         else:
             write_native(stored, out, on_write=progress.add, check=proof)
     _report(proof, dtype)
+    _print_next(to, out, is_exact=proof.is_exact)
+
+
+def _print_next(to: str, out: Path, *, is_exact: bool) -> None:
     if to == "hf":
         print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
     elif to == "native":
         print(f"Next: groundup generate {shlex.quote(str(out))}")
-    elif proof.is_exact:
+    elif is_exact:
         print("Next: let Megatron-LM load it with --no-load-rng --override-opt_param-scheduler")
 
 

@@ -112,7 +112,7 @@ def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer"
     """The tokenizer of this corpus: found in the folder, or trained, with fewer ids if the text is small."""
     from groundup.core.log import logger
     from groundup.core.manifest import Manifest
-    from groundup.tokens.tokenizer.base import load_tokenizer
+    from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
     from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
     manifest_path = folder / "manifest.json"

@@ -17,8 +17,9 @@ from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import text_bytes
 from groundup.corpus.read_documents import read_files
 from groundup.corpus.sources import SourceFile, find_source_files
-from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_gpt2_files
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT, gpt2_at_hand
+from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_gpt2_files
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 _SPECIALS_SHOWN = 6

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError
-from groundup.tokens.tokenizer.base import Tokenizer, load_gpt2_files, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
 
 
 def chosen_tokenizer(

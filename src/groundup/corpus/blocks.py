@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Literal
 
-from groundup.core.files import DamagedFile, open_decompressed
+from groundup.core.compressed import DamagedFile, open_decompressed
 from groundup.corpus.bad_records import DAMAGED_FILE
 from groundup.corpus.parquet import DamagedParquet, Rows, read_rows
 from groundup.corpus.read_documents import BYTE_ORDER_MARK, MAX_RECORD_BYTES, decompressed

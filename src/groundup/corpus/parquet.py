@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from groundup.core.compressed import DamagedFile
 from groundup.core.errors import DataError, MachineError
-from groundup.core.files import DamagedFile
 
 _BATCH_BYTES = 1 << 19
 _MOST_ROWS = 4096

@@ -7,8 +7,8 @@ from typing import IO, Any
 
 import orjson
 
+from groundup.core.compressed import DamagedFile, RecordedFile, open_decompressed
 from groundup.core.errors import DataError
-from groundup.core.files import DamagedFile, RecordedFile, open_decompressed
 from groundup.corpus.bad_records import DAMAGED_FILE, BadRecords
 from groundup.corpus.document import Document
 from groundup.corpus.parquet import DamagedParquet, plain, read_dicts

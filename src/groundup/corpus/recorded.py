@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from groundup.core.compressed import RecordedFile
 from groundup.core.errors import DataError
-from groundup.core.files import RecordedFile, read_json
+from groundup.core.files import read_json
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import DAMAGED_FILE, BadRecords
 from groundup.corpus.sources import SourceFile

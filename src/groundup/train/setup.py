@@ -114,16 +114,10 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         world_size=rank.world_size if rank else 1,
     )
     mesh = init_distributed(config.layout, rank, choose_device(config.device))
-    device = mesh.device
     if not mesh.is_first:
         logger.setLevel(logging.WARNING)  # one rank tells what all of them do
-    precision = choose_precision(config.precision, device)
-    if device.type == "cpu":
-        keep_freed_memory()
-        if config.threads:
-            torch.set_num_threads(config.threads)
-    torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed + mesh.rank)  # of dropout: the weights have seeds of their own
+    precision = choose_precision(config.precision, mesh.device)
+    _prepare_torch(config, mesh)
 
     splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
     require_plan(
@@ -139,26 +133,10 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     newest = checkpoint_to_continue(
         config, mesh, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
     )
-    model = build_model(config.model, device="meta").train()
-    pipeline = parallelize(
-        model,
-        mesh,
-        recompute=config.recompute,
-        compile=config.compile,
-        precision=precision.autocast,
-    )
-    materialize(model, pipeline, device)
-    state = TrainState(
-        model=model,
-        pipeline=pipeline,
-        optimizers=build_optimizers(model, config.optimizer),
-        scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
-        average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
-        guard=None if isinstance(config.guard, NoSpikeGuard) else SpikeGuard(config.guard),
-    )
+    state = _empty_state(config, mesh, precision)
     run = Run(
         config=config,
-        device=device,
+        device=mesh.device,
         precision=precision,
         splits=splits,
         training=splits.train,
@@ -178,22 +156,58 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:
             file.write(to_yaml(config).encode())
+    _log_description(run)
+    return run
+
+
+def _prepare_torch(config: TrainConfig, mesh: ParallelMesh) -> None:
+    """Sets what PyTorch keeps for the whole process: allocator, threads, determinism, seed."""
+    if mesh.device.type == "cpu":
+        keep_freed_memory()
+        if config.threads:
+            torch.set_num_threads(config.threads)
+    torch.use_deterministic_algorithms(config.deterministic)
+    torch.manual_seed(config.seed + mesh.rank)  # of dropout: the weights have seeds of their own
+
+
+def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
+    """Returns a state with room for this rank's weights, not yet filled."""
+    model = build_model(config.model, device="meta").train()
+    pipeline = parallelize(
+        model,
+        mesh,
+        recompute=config.recompute,
+        compile=config.compile,
+        precision=precision.autocast,
+    )
+    materialize(model, pipeline, mesh.device)
+    return TrainState(
+        model=model,
+        pipeline=pipeline,
+        optimizers=build_optimizers(model, config.optimizer),
+        scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
+        average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
+        guard=None if isinstance(config.guard, NoSpikeGuard) else SpikeGuard(config.guard),
+    )
+
+
+def _log_description(run: Run) -> None:
+    config, mesh = run.config, run.mesh
     if mesh.size > 1:
         logger.info("%d ranks: %s", mesh.size, describe_layout(mesh.layout))
     logger.info(
         "%s with %s parameters on %s in %s; steps of %s samples of %d tokens, %s training tokens",
         config.model.kind,
         human_count(num_parameters(config.model)),
-        describe(device),
-        precision.name,
+        describe(run.device),
+        run.precision.name,
         config.batch_sizes,
         config.data.sequence_length,
         human_count(run.training.num_tokens),
     )
-    for part in splits.parts["train"]:
+    for part in run.splits.parts["train"]:
         if isinstance(part.samples, PackedDataset):
             logger.info("%s: %s", part.key, part.samples.describe())
-    return run
 
 
 def require_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:

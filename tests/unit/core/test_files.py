@@ -5,14 +5,9 @@ import gzip
 import pytest
 import zstandard
 
+from groundup.core.compressed import open_decompressed
 from groundup.core.errors import DataError, MachineError
-from groundup.core.files import (
-    atomic_write,
-    open_decompressed,
-    read_json,
-    require_free_space,
-    write_json,
-)
+from groundup.core.files import atomic_write, read_json, require_free_space, write_json
 from groundup.core.manifest import Manifest, damage, describe_files, fingerprint
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from groundup.cli.corpus import build
+from groundup.core.compressed import open_decompressed
 from groundup.core.errors import ConfigError, DataError, GroundupError, MachineError
-from groundup.core.files import open_decompressed, read_json
+from groundup.core.files import read_json
 from groundup.corpus import build as build_module
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.build import CorpusConfig, build_corpus

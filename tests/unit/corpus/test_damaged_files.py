@@ -19,7 +19,7 @@ from groundup.corpus.build import CorpusConfig, build_corpus
 from groundup.corpus.document import Document, to_json_line
 from groundup.corpus.read_documents import read_documents
 from groundup.eval.token_data import open_tokens
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 NUMBER = 400
 SKIP = BadRecordPolicy(action="skip")

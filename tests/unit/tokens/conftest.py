@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 _TEXTS = ["the cat sat on the mat, and the dog ate the cat's hat. ", "naïve café — 你好世界\n\n\tdone  "] * 20

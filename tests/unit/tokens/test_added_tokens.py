@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from groundup.core.errors import DataError
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from tests.tiny import END, tiny_tokenizer
 
 NAMES = {"<|im_start|>": 300, "<|im_end|>": 301}

@@ -188,7 +188,7 @@ def test_forked_workers_write_the_same(small_tokenizer: Tokenizer, tmp_path: Pat
         "from pathlib import Path\n"
         "from groundup.core.executor import local\n"
         "from groundup.tokens.tokenize import build_tokens\n"
-        "from groundup.tokens.tokenizer.base import load_tokenizer\n"
+        "from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer\n"
         "assert local._start_method() == 'fork'\n"
         "build_tokens([Path('in.jsonl')], Path('forked'), load_tokenizer(Path('tokenizer')), workers=3)\n"
     )

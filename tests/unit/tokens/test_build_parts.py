@@ -229,7 +229,7 @@ def test_ray_gives_the_same_bytes(
         "from groundup.core.executor.tasks import RayRunner\n"
         "from groundup.corpus.bad_records import BadRecordPolicy\n"
         "from groundup.tokens.tokenize import build_tokens\n"
-        "from groundup.tokens.tokenizer.base import load_tokenizer\n"
+        "from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer\n"
         "if __name__ == '__main__':\n"
         "    build_tokens([Path('in')], Path('ray/data'), load_tokenizer(Path('tokenizer')),\n"
         "        bad_records=BadRecordPolicy(action='quarantine', max_bad=1.0), part_bytes=1 << 15,\n"
@@ -251,7 +251,7 @@ from pathlib import Path
 from groundup.core import log
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.tokens.tokenize import build_tokens
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 log.set_up()
 policy = BadRecordPolicy(action="quarantine", max_bad=1.0)
 build_tokens([Path(sys.argv[1])], Path(sys.argv[2]), load_tokenizer(Path(sys.argv[3])),
@@ -607,7 +607,7 @@ MEASURE = """
 import resource, sys
 from pathlib import Path
 from groundup.tokens.tokenize import build_tokens
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 source, prefix, tokenizer = map(Path, sys.argv[1:4])
 build_tokens([source], prefix, load_tokenizer(tokenizer), workers=int(sys.argv[4]))
 # Not RUSAGE_SELF: that begins at what the process that started this one had.

@@ -8,8 +8,9 @@ import pytest
 
 from groundup.core.errors import MachineError
 from groundup.tokens.tokenizer import gpt2
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.gpt2 import cache_dir, gpt2_at_hand, gpt2_files
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nothing listens there
 

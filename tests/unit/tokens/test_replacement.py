@@ -11,7 +11,7 @@ from groundup.cli import tokens_files
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 ENDINGS = (".bin", ".idx", ".origins", ".json")
 

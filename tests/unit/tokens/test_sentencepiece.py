@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
+from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
 from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
 from groundup.tokens.tokenizer.sentencepiece_json import obstacle
 from groundup.tokens.tokenizer.sentencepiece_model import ModelType, PieceType, SentencePieceModel

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.tokens.tokenizer.tiktoken import CL100K_PATTERN, O200K_PATTERN
 
 # As tiktoken 0.14 has it, with the possessive quantifiers that Oniguruma reads otherwise.

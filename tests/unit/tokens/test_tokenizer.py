@@ -11,9 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_gpt2_files, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
+from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_gpt2_files, load_tokenizer
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 TRICKY = [

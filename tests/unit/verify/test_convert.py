@@ -18,7 +18,7 @@ from groundup.checkpoint.megatron import write as megatron_write
 from groundup.cli.app import run
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
 from groundup.models import build_model
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.verify import convert
 from groundup.verify.convert import Converted, verify_convert
 from tests.instances import MODELS

@@ -38,7 +38,8 @@ from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.models.llama import LlamaConfig
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("wte.weight", "embed_tokens.weight")  # by their base names

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from groundup.core.errors import DataError
-from groundup.tokens.tokenizer.base import Tokenizer, load_gpt2_files, load_tokenizer, tokenizer_folder
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer, tokenizer_folder
 
 FOLDER = "tokenizer"
 """Where ``write_megatron`` puts it, beside the tracker file."""

@@ -17,7 +17,8 @@ from groundup.core.errors import CheckpointError
 from groundup.core.files import fsync_dir
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _CHECKPOINTS = "checkpoints"
 

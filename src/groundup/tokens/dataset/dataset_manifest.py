@@ -9,7 +9,8 @@ from groundup.core.manifest import Manifest, damage
 from groundup.core.progress import Progress
 from groundup.core.vocabulary import padded_vocab_size, require_same_tokenizer
 from groundup.tokens.dataset.indexed import bin_path, idx_path, strip_ending
-from groundup.tokens.tokenizer.base import Tokenizer, holds_tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
 
 
 def manifest_path(prefix: Path) -> Path:

@@ -14,7 +14,7 @@ from groundup.core.object_store import Download, ObjectStore, is_pattern, name_o
 from groundup.core.progress import Progress
 from groundup.tokens.dataset.dataset_manifest import manifest_path
 from groundup.tokens.dataset.open import MEGATRONS_CACHE, open_source
-from groundup.tokens.tokenizer.base import holds_tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
 
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "tokenizer.model"),

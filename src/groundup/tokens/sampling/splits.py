@@ -19,7 +19,8 @@ from groundup.tokens.sampling.feasibility import SPLITS, samples_in, split_range
 from groundup.tokens.sampling.mixture import BlendedDataset
 from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import Manifest, damage, describe_files
 from groundup.parallel.device import describe
 from groundup.tokens.sampling.trace import Piece, trace_sample
-from groundup.tokens.tokenizer.base import Tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
 from groundup.train.rng import RngStates

@@ -16,7 +16,7 @@ from groundup.checkpoint.parity import compare
 from groundup.core.errors import CheckpointError, DataError, MachineError
 from groundup.models import build_model
 from groundup.models.init import initialise
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from tests.instances import MODELS
 from tests.megatron_files import edit, make_version, rank_files, write_checkpoint
 from tests.tiny import tiny_model

@@ -14,7 +14,7 @@ from groundup.checkpoint.lazy import StoredModel, load
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
-from groundup.tokens.tokenizer.base import load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 NAMES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
 
