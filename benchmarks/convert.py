@@ -25,7 +25,7 @@ import torch
 from processes import describe_machine, touch_memory
 
 from groundup.checkpoint.huggingface.weights import write_stored
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, logical_shapes
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes
 from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
@@ -40,12 +40,12 @@ from pathlib import Path
 from groundup.checkpoint.huggingface.weights import write_stored
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.checkpoint.native.model import write_native
-from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.formats import open_lazy
 source, target = map(Path, sys.argv[1:3])
 if sys.argv[3] == "megatron":
-    write_megatron(open_stored(source), target, tp=2, pp=2)
+    write_megatron(open_lazy(source), target, tp=2, pp=2)
 else:
-    {"hf": write_stored, "native": write_native}[sys.argv[3]](open_stored(source), target)
+    {"hf": write_stored, "native": write_native}[sys.argv[3]](open_lazy(source), target)
 """
 _SAFETENSORS = """
 import os, sys
@@ -201,17 +201,17 @@ def _range(row: dict[str, Any]) -> str:
 def make(config: LlamaConfig, folder: Path) -> None:
     """Writes a random model in bfloat16, tensor by tensor."""
 
-    def tensor(shape: tuple[int, ...]) -> StoredTensor:
+    def tensor(shape: tuple[int, ...]) -> LazyTensor:
         def read() -> torch.Tensor:
             if len(shape) == 1:
                 return torch.ones(shape, dtype=torch.bfloat16)
             return torch.empty(shape, dtype=torch.bfloat16).normal_(std=0.02)
 
-        return StoredTensor(shape=shape, dtype=torch.bfloat16, read=read)
+        return LazyTensor(shape=shape, dtype=torch.bfloat16, read=read)
 
     weights = {name: tensor(shape) for name, shape in logical_shapes(config).items()}
     tokenizer = load_tokenizer("bytes")
-    stored = StoredModel(config=config, weights=weights, tokenizer=tokenizer, source=Path("random"))
+    stored = LazyModel(config=config, weights=weights, tokenizer=tokenizer, source=Path("random"))
     write_stored(stored, folder)
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.megatron.read import open_megatron
 from tests.guides import ROOT, commands, require_shown, run, shell
@@ -67,7 +67,7 @@ def test_the_examples_run(folder):
     assert "The harbour" in out
     command = f"bash {ROOT}/examples/gpt2-from-megatron.sh checkpoints/gpt2 two codeparrot-tokenizer"
     run(command, folder)
-    assert open_stored(folder / "two" / "hf").config == open_stored(folder / "one" / "hf").config
+    assert open_lazy(folder / "two" / "hf").config == open_lazy(folder / "one" / "hf").config
     command = f"bash {ROOT}/examples/llama-through-megatron.sh llama-hf there 2 2 40KB"
     assert run(command, folder).count("largest difference of logits 0.0e+00") == 2
     assert len(list((folder / "there" / "hf").glob("*.safetensors"))) > 1

@@ -122,7 +122,7 @@ def test_a_real_llama_is_the_same_model(tmp_path: Path, shared_data: Path) -> No
     assert list(found.ids) == their_greedy(theirs, [1], 200)
     text = "Once upon a time, there was a little girl named Lily."
     assert found.text.strip().startswith(text)
-    ids = [*ours.prompt_prefix, *ours.tokenizer.encode(text)]
+    ids = [*ours.bos_ids, *ours.tokenizer.encode(text)]
     assert ids == tokenizer(text)["input_ids"]
     tokens_BT = torch.tensor([found.ids])
     assert (our_logits(ours, tokens_BT) - their_logits(theirs, tokens_BT)).abs().max() <= 1e-5

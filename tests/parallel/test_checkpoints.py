@@ -105,7 +105,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(data: Path, tmp_path: Path) ->
         assert names == ["latest", "step_0000003"]
     train_on_ranks(2, configs, tmp_path)  # with the disk mended
     for config in configs:
-        assert store.newest_verified(config.run_dir / "checkpoints").name == "step_0000009"
+        assert store.newest_sound(config.run_dir / "checkpoints").name == "step_0000009"
 
 
 def damage_and_look(config: TrainConfig) -> None:
@@ -142,7 +142,7 @@ def test_all_ranks_pass_over_what_one_of_them_finds_damaged(data: Path, tmp_path
     assert "step_0000003: incomplete" in refusals[0]
     anew = dataclasses.replace(config, start=StartConfig(anew=True))
     train_on_ranks(2, [anew], tmp_path)
-    assert store.newest_verified(newest.parent) == newest
+    assert store.newest_sound(newest.parent) == newest
     assert (config.run_dir / "set-aside-1/checkpoints/step_0000006").is_dir()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, without_moments
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, without_moments
 from groundup.checkpoint.native.load import Group, group_names
 from groundup.core.errors import CheckpointError
 
@@ -75,7 +75,7 @@ def compare(first: Path, second: Path) -> Iterator[Difference]:
                 yield _difference(group, name, one.read(name), other.read(name))
 
 
-def mean_of(models: Sequence[StoredModel]) -> StoredModel:
+def mean_of(models: Sequence[LazyModel]) -> LazyModel:
     """The mean of the weights of models, computed in fp64 when a weight is read; without moments.
 
     Raises:
@@ -118,7 +118,7 @@ def _difference(group: str, name: str, one: Tensor, other: Tensor) -> Difference
     )
 
 
-def _mean(tensors: Sequence[StoredTensor], dtype: torch.dtype) -> Tensor:
+def _mean(tensors: Sequence[LazyTensor], dtype: torch.dtype) -> Tensor:
     total = torch.zeros(tensors[0].shape, dtype=torch.float64)
     for tensor in tensors:
         total += tensor.read()

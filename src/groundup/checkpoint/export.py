@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.lazy import LazyModel
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.files import fsync_dir, fsync_file, require_free_space
 from groundup.core.manifest import Manifest, describe_files
@@ -23,7 +23,7 @@ Check = Callable[[Path], None]
 @contextlib.contextmanager
 def export_folder(
     folder: Path,
-    stored: StoredModel,
+    stored: LazyModel,
     *,
     size_bytes: int,
     about: Mapping[str, Any],

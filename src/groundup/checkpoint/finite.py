@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.lazy import LazyModel
 from groundup.core.errors import CheckpointError
 
 _SHOWN = 3
@@ -33,7 +33,7 @@ def require_finite(weights: Iterable[tuple[str, Tensor]], where: Path) -> None:
     )
 
 
-def weights_of(stored: StoredModel) -> Iterator[tuple[str, Tensor]]:
+def weights_of(stored: LazyModel) -> Iterator[tuple[str, Tensor]]:
     """The weights of a model on a disk, one at a time in memory."""
     return ((name, tensor.read()) for name, tensor in stored.weights.items())
 

@@ -7,8 +7,8 @@ import torch
 
 from groundup.checkpoint.companions import read_companions, require_agreement
 from groundup.checkpoint.finite import require_finite
-from groundup.checkpoint.huggingface.weights import is_huggingface, open_huggingface, prompt_prefix
-from groundup.checkpoint.lazy import StoredModel, load
+from groundup.checkpoint.huggingface.weights import bos_ids, is_huggingface, open_huggingface
+from groundup.checkpoint.lazy import LazyModel, load
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.megatron.read import open_megatron
@@ -22,26 +22,26 @@ def open_model(path: Path, *, device: torch.device, ema: bool = False) -> Loaded
     """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
-        path: As ``open_stored``.
+        path: As ``open_lazy``.
         device: Where to.
-        ema: As ``open_stored``.
+        ema: As ``open_lazy``.
 
     Raises:
-        CheckpointError, DataError: As ``open_stored``; also where weights are not finite.
+        CheckpointError, DataError: As ``open_lazy``; also where weights are not finite.
     """
-    loaded = load(open_stored(path, ema=ema), device=device)
+    loaded = load(open_lazy(path, ema=ema), device=device)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
 
 
-def open_stored(
+def open_lazy(
     path: Path,
     *,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     moments: bool = False,
     ema: bool = False,
-) -> StoredModel:
+) -> LazyModel:
     """Opens a model without reading its weights yet.
 
     Args:
@@ -63,15 +63,15 @@ def open_stored(
     return stored if folder is None else _with_tokenizer_of(stored, folder)
 
 
-def _with_tokenizer_of(stored: StoredModel, folder: Path) -> StoredModel:
+def _with_tokenizer_of(stored: LazyModel, folder: Path) -> LazyModel:
     companions = stored.companions.with_tokenizer_of(read_companions(folder))
     require_agreement(companions, stored.tokenizer, stored.config.vocab_size, folder)
-    return dataclasses.replace(stored, companions=companions, prompt_prefix=prompt_prefix(folder))
+    return dataclasses.replace(stored, companions=companions, bos_ids=bos_ids(folder))
 
 
 def _open(
     path: Path, tokenizer: Tokenizer | None, *, vocab_size: int | None, moments: bool, ema: bool
-) -> StoredModel:
+) -> LazyModel:
     if not path.exists():
         raise CheckpointError("no such file or folder", where=path, fix="Check the path.")
     if ema and (is_megatron(path) or is_huggingface(path)):

@@ -30,7 +30,7 @@ _DTYPES: Mapping[DtypeName, torch.dtype] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class LazyTensor:
     """A tensor that is not in memory.
 
     Attributes:
@@ -50,7 +50,7 @@ class StoredTensor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredModel:
+class LazyModel:
     """A model on a disk with all that belongs to it.
 
     Attributes:
@@ -61,20 +61,20 @@ class StoredModel:
         moments: "parameter name/entry" -> logical tensor of the optimizer; empty where there are none.
         step: Of the training; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
-        prompt_prefix: Ids that stand before every prompt.
+        bos_ids: Ids that stand before every prompt.
         companions: Chat template, settings of generation and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
         optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
     """
 
     config: ModelConfig
-    weights: Mapping[str, StoredTensor]
+    weights: Mapping[str, LazyTensor]
     tokenizer: Tokenizer
     source: Path
-    moments: Mapping[str, StoredTensor] = dataclasses.field(default_factory=dict)
+    moments: Mapping[str, LazyTensor] = dataclasses.field(default_factory=dict)
     step: int = 0
     samples: int = 0
-    prompt_prefix: tuple[int, ...] = ()
+    bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -111,25 +111,25 @@ def logical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def in_memory(tensor: Tensor) -> StoredTensor:
+def in_memory(tensor: Tensor) -> LazyTensor:
     """A tensor that is in memory already."""
-    return StoredTensor(shape=tuple(tensor.shape), dtype=tensor.dtype, read=lambda: tensor)
+    return LazyTensor(shape=tuple(tensor.shape), dtype=tensor.dtype, read=lambda: tensor)
 
 
-def stored_of(loaded: LoadedModel) -> StoredModel:
+def stored_of(loaded: LoadedModel) -> LazyModel:
     """A model that is in memory, as one that could be on a disk."""
     weights = logical_weights(loaded.model, loaded.config)
-    return StoredModel(
+    return LazyModel(
         config=loaded.config,
         weights={name: in_memory(tensor.to("cpu")) for name, tensor in weights.items()},
         tokenizer=loaded.tokenizer,
         source=loaded.source,
-        prompt_prefix=loaded.prompt_prefix,
+        bos_ids=loaded.bos_ids,
         companions=loaded.companions,
     )
 
 
-def load(stored: StoredModel, *, device: torch.device | str) -> LoadedModel:
+def load(stored: LazyModel, *, device: torch.device | str) -> LoadedModel:
     """Brings a model to memory for use: in evaluation mode, in fp32, tensor by tensor."""
     model = build_model(stored.config, device=device)
     with torch.no_grad():
@@ -140,12 +140,12 @@ def load(stored: StoredModel, *, device: torch.device | str) -> LoadedModel:
         model=model.eval(),
         tokenizer=stored.tokenizer,
         source=stored.source,
-        prompt_prefix=stored.prompt_prefix,
+        bos_ids=stored.bos_ids,
         companions=stored.companions,
     )
 
 
-def in_dtype(stored: StoredModel, dtype: torch.dtype) -> StoredModel:
+def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
     """The model with its weights rounded to a dtype as they are read; moments stay as they are.
 
     Reading raises a CheckpointError where a weight is not finite or does not fit the dtype.
@@ -159,12 +159,12 @@ def in_dtype(stored: StoredModel, dtype: torch.dtype) -> StoredModel:
     return dataclasses.replace(stored, weights=weights)
 
 
-def without_moments(stored: StoredModel) -> StoredModel:
+def without_moments(stored: LazyModel) -> LazyModel:
     """The weights alone."""
     return dataclasses.replace(stored, moments={})
 
 
-def with_biases(stored: StoredModel) -> StoredModel:
+def with_biases(stored: LazyModel) -> LazyModel:
     """The same model with biases, for formats that know no other: a GPT-2 without gets zeros."""
     if not isinstance(stored.config, GPT2Config) or stored.config.bias:
         return stored
@@ -179,7 +179,7 @@ def with_biases(stored: StoredModel) -> StoredModel:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rounded:
     name: str
-    tensor: StoredTensor
+    tensor: LazyTensor
     dtype: torch.dtype
     where: Path
 
@@ -197,5 +197,5 @@ class _Rounded:
         return rounded
 
 
-def _dtype_of(stored: StoredModel) -> torch.dtype:
+def _dtype_of(stored: LazyModel) -> torch.dtype:
     return next(iter(stored.weights.values())).dtype

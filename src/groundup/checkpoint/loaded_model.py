@@ -21,7 +21,7 @@ class LoadedModel:
         model: In evaluation mode, weights in fp32, on the device that was asked for.
         tokenizer: What its token ids mean.
         source: The folder it was read from.
-        prompt_prefix: Ids that stand before every prompt (the begin token of many Llamas); none for
+        bos_ids: Ids that stand before every prompt (the begin token of many Llamas); none for
             models trained here.
         companions: Chat template, settings of generation and other files beside it.
     """
@@ -30,13 +30,13 @@ class LoadedModel:
     model: nn.Module
     tokenizer: Tokenizer
     source: Path
-    prompt_prefix: tuple[int, ...] = ()
+    bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
 
 
-def begin_id(loaded: LoadedModel) -> int:
+def bos_id(loaded: LoadedModel) -> int:
     """The id that a text without a prompt begins with: the begin token, or else the end of a document."""
-    return loaded.prompt_prefix[0] if loaded.prompt_prefix else loaded.tokenizer.end_of_document_id
+    return loaded.bos_ids[0] if loaded.bos_ids else loaded.tokenizer.end_of_document_id
 
 
 def require_finite_loss(loss: float, loaded: LoadedModel) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, linear
 
-from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.vocab_padding import physical
 from groundup.models import build_model
@@ -64,7 +64,7 @@ def compare(first: LoadedModel, second: LoadedModel) -> Parity:
     return _compared(_logits(first, tokens_BT), _logits(second, tokens_BT), tokens_BT)
 
 
-def compare_stored(first: StoredModel, second: StoredModel) -> Parity:
+def compare_stored(first: LazyModel, second: LazyModel) -> Parity:
     """Compares two models on a disk in fp32, one layer in memory at a time; else like ``compare``."""
     tokens_BT = _tokens(first, second)
     return _compared(_streamed_logits(first, tokens_BT), _streamed_logits(second, tokens_BT), tokens_BT)
@@ -77,12 +77,12 @@ class Reference:
         stored: The model; one layer of it is in memory at a time.
     """
 
-    def __init__(self, stored: StoredModel) -> None:
+    def __init__(self, stored: LazyModel) -> None:
         self._stored = stored
         self._tokens_BT = _tokens(stored, stored)
         self._logits_BTV = _streamed_logits(stored, self._tokens_BT)
 
-    def compare(self, other: StoredModel) -> Parity:
+    def compare(self, other: LazyModel) -> Parity:
         """Compares with a model on a disk, of the same vocabulary and length."""
         return self.compare_logits(lambda tokens_BT: _streamed_logits(other, tokens_BT))
 
@@ -90,7 +90,7 @@ class Reference:
         """Compares with what makes logits [B, T, V] of token ids [B, T]."""
         return _compared(self._logits_BTV, logits_of(self._tokens_BT), self._tokens_BT)
 
-    def same_ids(self, other: StoredModel) -> bool:
+    def same_ids(self, other: LazyModel) -> bool:
         """Whether another model's tokenizer makes the same ids of an English text."""
         return self._stored.tokenizer.encode(_TEXT) == other.tokenizer.encode(_TEXT)
 
@@ -102,7 +102,7 @@ def rounded(loaded: LoadedModel, dtype: torch.dtype) -> LoadedModel:
     return dataclasses.replace(loaded, model=copy.deepcopy(loaded.model).to(dtype).float())
 
 
-def _tokens(first: LoadedModel | StoredModel, second: LoadedModel | StoredModel) -> Tensor:
+def _tokens(first: LoadedModel | LazyModel, second: LoadedModel | LazyModel) -> Tensor:
     """Ids [B, T]; the last row is text."""
     length = min(_TOKENS, first.config.max_sequence_length, second.config.max_sequence_length)
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +140,7 @@ def _logits(loaded: LoadedModel, tokens_BT: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _streamed_logits(stored: StoredModel, tokens_BT: Tensor) -> Tensor:
+def _streamed_logits(stored: LazyModel, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V]; each part of the model is read just before it computes and dropped right after."""
     model: Any = build_model(stored.config, device="meta").eval()
     parts: list[tuple[str, nn.Module]] = [("embed", model.embed), ("norm", model.norm)]
@@ -157,7 +157,7 @@ def _streamed_logits(stored: StoredModel, tokens_BT: Tensor) -> Tensor:
 class _Reading:
     """Fills a part of a model on the meta device with its weights in fp32."""
 
-    stored: StoredModel
+    stored: LazyModel
     name: str
 
     def __call__(self, part: nn.Module, _: Any) -> None:

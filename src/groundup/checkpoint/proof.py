@@ -4,8 +4,8 @@ import dataclasses
 from pathlib import Path
 
 from groundup.checkpoint.finite import require_finite, weights_of
-from groundup.checkpoint.formats import open_stored
-from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.formats import open_lazy
+from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.parity import TOLERANCE, Parity, compare_stored
 from groundup.core.errors import CheckpointError
 
@@ -24,8 +24,8 @@ class Proof:
         has_moments: Whether moments came back; set by the call.
     """
 
-    source: StoredModel
-    stored: StoredModel
+    source: LazyModel
+    stored: LazyModel
     out: Path
     keeps_masters: bool
     parity: Parity | None = None
@@ -43,7 +43,7 @@ class Proof:
         Raises:
             CheckpointError: The logits differ, or are not finite.
         """
-        reopened = open_stored(folder, moments=bool(self.stored.moments))
+        reopened = open_lazy(folder, moments=bool(self.stored.moments))
         self.has_moments = bool(reopened.moments)
         self.parity = compare_stored(self.source if self.is_exact else self.stored, reopened)
         if not self.parity.is_finite:

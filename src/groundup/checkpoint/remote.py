@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from groundup.checkpoint.native import store
-from groundup.checkpoint.native.commit import put_in_place
+from groundup.checkpoint.native.commit import rename_into_place
 from groundup.checkpoint.native.contents import MANIFEST, read_manifest
 from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import require_free_space
@@ -73,7 +73,7 @@ def pull(url: str, run_dir: Path, progress: Progress) -> Path:
         remote.get(downloads, on_read=progress.add)
         if reason := store.verify(temporary):
             raise CheckpointError(f"arrived damaged: {reason}", where=url, fix="Try again, or pull another.")
-        put_in_place(temporary, folder)
+        rename_into_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     store.point_latest(folder)

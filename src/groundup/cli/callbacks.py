@@ -37,7 +37,7 @@ def complete(run: Run) -> str:
         model=run.state.model,
         tokenizer=run.tokenizer,
         source=run.config.run_dir,
-        prompt_prefix=run.state.prompt_prefix,
+        bos_ids=run.state.bos_ids,
         companions=run.state.companions,
     )
     generation = Engine(loaded).generate(

@@ -32,7 +32,7 @@ def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = F
     from groundup.checkpoint.native import store
     from groundup.checkpoint.native.contents import read_manifest
 
-    folders = store.steps_of(_checkpoints_dir(run))
+    folders = store.list_checkpoints(_checkpoints_dir(run))
     if not folders:
         raise CheckpointError(
             "holds no checkpoints", where=run, fix="Name a run folder of `groundup train`, or convert to one."
@@ -122,7 +122,7 @@ def verify(path: Path) -> None:
     """
     from groundup.checkpoint.native import store
 
-    folders = [path] if store.is_checkpoint(path) else store.steps_of(_checkpoints_dir(path))
+    folders = [path] if store.is_checkpoint(path) else store.list_checkpoints(_checkpoints_dir(path))
     if not folders:
         raise CheckpointError("holds no checkpoints", where=path, fix="Name a run folder or a checkpoint.")
     damaged = []
@@ -217,7 +217,9 @@ def prune(
         if not dry_run:
             run_dir = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
             stack.enter_context(locked_folder(run_dir, doing="removing checkpoints"))
-        _prune(run, store.steps_of(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run)
+        _prune(
+            run, store.list_checkpoints(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run
+        )
 
 
 def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> None:

@@ -8,7 +8,7 @@ from groundup.core.errors import ConfigError
 from groundup.core.progress import Progress
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.lazy import StoredModel
+    from groundup.checkpoint.lazy import LazyModel
 
 
 def slim(path: Path, out: Path) -> None:
@@ -100,5 +100,5 @@ def pull(url: str, run: Path) -> None:
     print(f"{folder}: sound")
 
 
-def _weight_bytes(stored: "StoredModel") -> int:
+def _weight_bytes(stored: "LazyModel") -> int:
     return sum(tensor.size_bytes for tensor in stored.weights.values())

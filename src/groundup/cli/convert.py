@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from groundup.checkpoint.lazy import LazyModel
     from groundup.checkpoint.parity import Parity
     from groundup.checkpoint.proof import Proof
 
@@ -56,32 +57,26 @@ def convert(
             names, of AdamW).
         ema: Write the average of the weights that a run with ema.decay keeps; without moments.
     """
-    from groundup.checkpoint.formats import open_stored
+    from groundup.checkpoint.formats import open_lazy
     from groundup.checkpoint.huggingface.shard_sizes import parse_sharding
     from groundup.checkpoint.huggingface.weights import write_stored
     from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments
     from groundup.checkpoint.megatron.write import write_megatron
     from groundup.checkpoint.native.model import write_native
     from groundup.checkpoint.proof import Proof
-    from groundup.core.log import logger
     from groundup.core.progress import Progress
 
     _require_effect(to, tp=tp, pp=pp, names=names, shards=shards)
     sharding = parse_sharding(shards)
-    source = open_stored(
+    source = open_lazy(
         path,
         tokenizer=tokenizer,
         vocab_size=vocab_size,
         moments=moments and to != "hf",
         ema=ema,
     )
-    if tokenizer is not None and source.tokenizer.vocab_size != source.config.vocab_size:
-        logger.warning(
-            "the tokenizer %s has %d ids and the model %d: is it the model's own?",
-            tokenizer,
-            source.tokenizer.vocab_size,
-            source.config.vocab_size,
-        )
+    if tokenizer is not None:
+        _warn_of_another_tokenizer(source, tokenizer)
     source = source if moments and to != "hf" and not ema else without_moments(source)
     stored = source if dtype == "source" else in_dtype(source, torch_dtype(dtype))
     total = sum(tensor.size_bytes for tensor in (*stored.weights.values(), *stored.moments.values()))
@@ -104,6 +99,18 @@ def convert(
             write_native(stored, out, on_write=progress.add, check=proof)
     _report(proof, dtype)
     _print_next(to, out, is_exact=proof.is_exact)
+
+
+def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:
+    from groundup.core.log import logger
+
+    if source.tokenizer.vocab_size != source.config.vocab_size:
+        logger.warning(
+            "the tokenizer %s has %d ids and the model %d: is it the model's own?",
+            tokenizer,
+            source.tokenizer.vocab_size,
+            source.config.vocab_size,
+        )
 
 
 def _print_next(to: str, out: Path, *, is_exact: bool) -> None:

@@ -165,9 +165,9 @@ def _complete(
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
     """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.loaded_model import begin_id
+    from groundup.checkpoint.loaded_model import bos_id
 
-    return [*loaded.prompt_prefix, *loaded.tokenizer.encode(prompt)] or [begin_id(loaded)]
+    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [bos_id(loaded)]
 
 
 def _say_if_full(reasons: "Sequence[FinishReason]", loaded: "LoadedModel") -> None:

@@ -145,12 +145,12 @@ def convert(
         tokenizer: Folder, file or name, where the model has none or another is meant.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
     """
-    from groundup.checkpoint.formats import open_stored
+    from groundup.checkpoint.formats import open_lazy
     from groundup.core.errors import CheckpointError
     from groundup.core.progress import Progress
     from groundup.verify.convert import verify_convert
 
-    stored = open_stored(
+    stored = open_lazy(
         path,
         tokenizer=tokenizer,
         vocab_size=vocab_size,

@@ -4,12 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.huggingface.weights import is_huggingface
-from groundup.checkpoint.lazy import StoredModel, parameters_on_meta
+from groundup.checkpoint.lazy import LazyModel, parameters_on_meta
 from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.native import store
-from groundup.checkpoint.native.shards import stored_name
+from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.checkpoint.vocab_padding import misfits, physical
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
@@ -67,7 +67,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         logger.info("starting from the weights of %s", stored.source)
 
 
-def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, tokenizer: Tokenizer) -> None:
+def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, tokenizer: Tokenizer) -> None:
     _require_tokenizer(stored, tokenizer)
     shapes = {name: tensor.shape for name, tensor in stored.weights.items()}
     if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
@@ -77,14 +77,14 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: StoredModel, 
             fix="Leave `model` and `preset` out of the config: then the model is taken from start.path.",
         )
     for name, parameter in state.model.named_parameters():
-        stored_as = stored_name(name, config.model)
+        stored_as = checkpoint_name(name, config.model)
         value = stored.weights[stored_as].read().to(parameter.dtype)
         place(parameter.detach(), physical(stored_as, value, config.model))
-    state.prompt_prefix = stored.prompt_prefix
+    state.bos_ids = stored.bos_ids
     state.companions = stored.companions
 
 
-def _require_tokenizer(stored: StoredModel, tokenizer: Tokenizer) -> None:
+def _require_tokenizer(stored: LazyModel, tokenizer: Tokenizer) -> None:
     source = shlex.quote(str(stored.source))
     require_same_tokenizer(
         stored.tokenizer.fingerprint,
@@ -110,11 +110,11 @@ def _begin_average(state: TrainState) -> None:
         state.average.begin()
 
 
-def _open(path: Path) -> StoredModel:
+def _open(path: Path) -> LazyModel:
     if path.exists() and is_megatron(path):
         raise CheckpointError(
             "training starts from checkpoints of groundup and Hugging Face folders",
             where=path,
             fix=f"Convert it first: groundup convert {shlex.quote(str(path))} OUT --to native",
         )
-    return open_stored(path)
+    return open_lazy(path)

@@ -13,7 +13,7 @@ from groundup.checkpoint.lazy import parameters_on_meta
 from groundup.checkpoint.native.contents import read_manifest
 from groundup.checkpoint.native.load import Group, group_names, load_into
 from groundup.checkpoint.native.save import Snapshot
-from groundup.checkpoint.native.shards import stored_name
+from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.checkpoint.vocab_padding import misfits
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
@@ -43,7 +43,7 @@ class TrainState:
         samples: Position in the data.
         tokens: Targets trained on.
         skipped_steps: Steps without an update.
-        prompt_prefix: Ids before every prompt, where the model that the run began with has some.
+        bos_ids: Ids before every prompt, where the model that the run began with has some.
         companions: Chat template, settings of generation, ... of the model that the run began with.
     """
 
@@ -57,7 +57,7 @@ class TrainState:
     samples: int = 0
     tokens: int = 0
     skipped_steps: int = 0
-    prompt_prefix: tuple[int, ...] = ()
+    bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
 
     @property
@@ -88,7 +88,7 @@ class TrainState:
             groups["ema"] = self.average.values
         return Snapshot(
             groups={
-                group: {stored_name(key, config.model): tensor for key, tensor in tensors.items()}
+                group: {checkpoint_name(key, config.model): tensor for key, tensor in tensors.items()}
                 for group, tensors in groups.items()
             },
             random=random,
@@ -96,7 +96,7 @@ class TrainState:
             about={
                 "config": to_dict(config),
                 "data": data_fingerprint,
-                "prompt_prefix": list(self.prompt_prefix),
+                "bos_ids": list(self.bos_ids),
             },
             companions=self.companions,
         )
@@ -120,7 +120,7 @@ class TrainState:
 
         manifest = read_manifest(folder)
         counts = manifest.counts
-        self.prompt_prefix = tuple(manifest.about.get("prompt_prefix", ()))
+        self.bos_ids = tuple(manifest.about.get("bos_ids", ()))
         self.companions = companions_of(folder, manifest)
         self.step, self.samples, self.tokens = counts["step"], counts["samples"], counts["tokens"]
         self.skipped_steps = counts["skipped_steps"]
@@ -158,7 +158,7 @@ class TrainState:
                 where=folder,
                 fix="Continue with the optimizer the run began with.",
             )
-        of_mine = {name: entries.get(stored_name(name, config.model), {}) for name in self._weights()}
+        of_mine = {name: entries.get(checkpoint_name(name, config.model), {}) for name in self._weights()}
         load_into(group, _stored(self.optimizers.make_room(of_mine), config), config.model)
 
 
@@ -171,4 +171,4 @@ def random_states(folder: Path, rank: int) -> RngStates:
 
 def _stored(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
     """Tensors with the names that they have in a checkpoint."""
-    return [(stored_name(key, config.model), tensor) for key, tensor in tensors.items()]
+    return [(checkpoint_name(key, config.model), tensor) for key, tensor in tensors.items()]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.huggingface.shard_sizes import Sharding
 from groundup.checkpoint.huggingface.weights import is_huggingface, write_stored
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, in_dtype, with_biases, without_moments
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_dtype, with_biases, without_moments
 from groundup.checkpoint.megatron.padded_vocab import padded_rows
 from groundup.checkpoint.megatron.parameter_names import Naming
 from groundup.checkpoint.megatron.rope_args import why_not_legacy
@@ -74,7 +74,7 @@ class _Path:
     refuses: bool = False  # a format that does not know all models, and says so
 
 
-def verify_convert(stored: StoredModel, scratch: Path, *, on_write: OnWrite) -> Iterator[Converted]:
+def verify_convert(stored: LazyModel, scratch: Path, *, on_write: OnWrite) -> Iterator[Converted]:
     """Takes a model through every format and back.
 
     Args:
@@ -103,7 +103,7 @@ def verify_convert(stored: StoredModel, scratch: Path, *, on_write: OnWrite) -> 
         yield _computed_by_transformers(_SOURCE, stored.source, wanted, originals[None])
 
 
-def _paths(stored: StoredModel) -> Iterator[_Path]:
+def _paths(stored: LazyModel) -> Iterator[_Path]:
     yield _Path(name="hf", write=write_stored)
     yield _Path(name="hf, 3 shards", write=partial(write_stored, sharding=Sharding(num_files=3)))
     yield _Path(name="hf, bfloat16 (from the rounded)", write=write_stored, dtype=torch.bfloat16)
@@ -136,7 +136,7 @@ def largest_degrees(config: ModelConfig) -> tuple[int, int]:
 
 
 def _taken(
-    path: _Path, write: Callable[..., object], wanted: StoredModel, original: Reference, folder: Path
+    path: _Path, write: Callable[..., object], wanted: LazyModel, original: Reference, folder: Path
 ) -> Converted:
     try:
         write(wanted, folder)
@@ -149,9 +149,9 @@ def _taken(
     return _read_back(path.name, wanted, original, folder)
 
 
-def _read_back(name: str, wanted: StoredModel, original: Reference, folder: Path) -> Converted:
+def _read_back(name: str, wanted: LazyModel, original: Reference, folder: Path) -> Converted:
     try:
-        found = open_stored(folder, moments=bool(wanted.moments))
+        found = open_lazy(folder, moments=bool(wanted.moments))
         different = [
             *differing(wanted.weights, found.weights),
             *(differing(wanted.moments, found.moments) if wanted.moments else ()),
@@ -170,7 +170,7 @@ def _read_back(name: str, wanted: StoredModel, original: Reference, folder: Path
     return Converted(path=name, parity=parity, bits_equal=not different, problem=problem)
 
 
-def _circle(stored: StoredModel, original: Reference, scratch: Path, on_write: OnWrite) -> Converted:
+def _circle(stored: LazyModel, original: Reference, scratch: Path, on_write: OnWrite) -> Converted:
     """From Hugging Face's format to ours, to Megatron-LM's, and back: the last file must be the first."""
     tp, pp = largest_degrees(stored.config)
     name = f"hf > native > megatron {tp}x{pp} > native > hf"
@@ -186,7 +186,7 @@ def _circle(stored: StoredModel, original: Reference, scratch: Path, on_write: O
         write_stored(stored, first, on_write=on_write)
         for number, write in enumerate(steps):
             after = scratch / f"after{number}"
-            write(open_stored(before), after, on_write=on_write)
+            write(open_lazy(before), after, on_write=on_write)
             if before != first:
                 shutil.rmtree(before)
             before = after
@@ -203,7 +203,7 @@ def _circle(stored: StoredModel, original: Reference, scratch: Path, on_write: O
     return found
 
 
-def _in_transformers(stored: StoredModel, original: Reference, folder: Path, on_write: OnWrite) -> Converted:
+def _in_transformers(stored: LazyModel, original: Reference, folder: Path, on_write: OnWrite) -> Converted:
     """What Hugging Face's own implementation computes from what is written for it."""
     try:
         write_stored(stored, folder, on_write=on_write)
@@ -214,7 +214,7 @@ def _in_transformers(stored: StoredModel, original: Reference, folder: Path, on_
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _computed_by_transformers(name: str, folder: Path, stored: StoredModel, original: Reference) -> Converted:
+def _computed_by_transformers(name: str, folder: Path, stored: LazyModel, original: Reference) -> Converted:
     """Whether ``transformers`` computes what groundup does, of a folder that holds the model."""
     if importlib.util.find_spec("transformers") is None:
         return Converted(path=name, omitted="not checked: pip install transformers")
@@ -239,7 +239,7 @@ def _transformers_logits(folder: Path, tokens_BT: Tensor) -> Tensor:
     return logits
 
 
-def differing(wanted: Mapping[str, StoredTensor], found: Mapping[str, StoredTensor]) -> list[str]:
+def differing(wanted: Mapping[str, LazyTensor], found: Mapping[str, LazyTensor]) -> list[str]:
     """Names of tensors that are missing, added, or not equal in dtype, shape and every bit."""
     names = [name for name in wanted if name not in found]
     names += [name for name in found if name not in wanted]
@@ -251,7 +251,7 @@ def differing(wanted: Mapping[str, StoredTensor], found: Mapping[str, StoredTens
     return sorted(names)
 
 
-def _bytes(tensor: StoredTensor) -> Tensor:
+def _bytes(tensor: LazyTensor) -> Tensor:
     return tensor.read().contiguous().flatten().view(torch.uint8)  # 0 and -0 differ, NaN equals itself
 
 
@@ -260,7 +260,7 @@ def _listed(names: list[str]) -> str:
     return f"{', '.join(names[:3])}{more}"
 
 
-def _needed_bytes(stored: StoredModel) -> int:
+def _needed_bytes(stored: LazyModel) -> int:
     """On the disk: copies of the weights, or one with the moments, with the padding of the vocabulary."""
     biggest = max(tensor.dtype.itemsize for tensor in stored.weights.values())
     padding = padded_rows(stored.config.vocab_size, 2) - stored.config.vocab_size

@@ -88,7 +88,7 @@ def verify_resume(
     _train(whole, launch, "does not train")
     _train(stopped, launch, "does not train with a checkpoint in the middle")
     checkpoints = checkpoints_of(stopped)
-    for checkpoint in store.steps_of(checkpoints):
+    for checkpoint in store.list_checkpoints(checkpoints):
         if store.step_of(checkpoint) > stop:  # as if it had been stopped before
             store.remove(checkpoint)
     store.point_latest(store.folder_of(checkpoints, stop))

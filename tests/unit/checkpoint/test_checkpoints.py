@@ -24,7 +24,7 @@ from groundup.checkpoint.lazy import in_memory
 from groundup.checkpoint.native import save, store
 from groundup.checkpoint.native.load import Group, file_name, load_into, write_parts
 from groundup.checkpoint.native.safetensors import write_safetensors
-from groundup.checkpoint.native.shards import Box, Held, share_out
+from groundup.checkpoint.native.shards import Chunk, ShardMetadata, plan_save
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum
@@ -80,11 +80,11 @@ def grids(draw) -> tuple[tuple[int, ...], list[list[int]]]:
     return shape, cuts
 
 
-def boxes_of(cuts: list[list[int]]) -> list[Box]:
-    boxes = [Box((), ())]
+def boxes_of(cuts: list[list[int]]) -> list[Chunk]:
+    boxes = [Chunk((), ())]
     for dim in cuts:
         boxes = [
-            Box((*box.offset, begin), (*box.shape, end - begin))
+            Chunk((*box.offset, begin), (*box.shape, end - begin))
             for box in boxes
             for begin, end in itertools.pairwise(dim)
         ]
@@ -98,8 +98,8 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
     boxes = boxes_of(cuts)
     folder = tmp_path_factory.mktemp("boxes")
-    shares = [{("model", "x"): Held(dtype, shape, box)} for box in boxes] + [{}]
-    origin = Box((0,) * len(shape), shape)
+    shares = [{("model", "x"): ShardMetadata(dtype, shape, box)} for box in boxes] + [{}]
+    origin = Chunk((0,) * len(shape), shape)
     for rank, box in enumerate(boxes):
         write_safetensors(
             folder / file_name("model", rank, len(shares)),
@@ -111,7 +111,7 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
     assert torch.equal(group.read("x"), whole)
     begins = [data.draw(st.integers(0, length - 1)) for length in shape]
     lengths = [data.draw(st.integers(1, length - begin)) for begin, length in zip(begins, shape, strict=True)]
-    wanted = Box(tuple(begins), tuple(lengths))
+    wanted = Chunk(tuple(begins), tuple(lengths))
     room = torch.zeros([2 * length for length in lengths], dtype=torch.float64)
     target = room[tuple(slice(0, None, 2) for _ in lengths)]  # not contiguous, and of another dtype
     group.read_into("x", wanted, target)
@@ -120,12 +120,12 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
 
 @given(holders=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12))
 def test_every_box_is_written_by_one_of_its_holders(holders) -> None:
-    box = Box((0,), (5,))
+    box = Chunk((0,), (5,))
     plans: list[dict] = [{} for _ in range(4)]
     for number, ranks in enumerate(holders):
         for rank in ranks:
-            plans[rank]["model", f"t{number}"] = Held(torch.float32, (5,), box)
-    shares = share_out(plans)
+            plans[rank]["model", f"t{number}"] = ShardMetadata(torch.float32, (5,), box)
+    shares = plan_save(plans)
     for number, ranks in enumerate(holders):
         writers = [rank for rank, share in enumerate(shares) if ("model", f"t{number}") in share]
         assert len(writers) == 1
@@ -133,14 +133,16 @@ def test_every_box_is_written_by_one_of_its_holders(holders) -> None:
 
 
 def test_what_all_ranks_hold_is_spread_evenly() -> None:
-    held = {("model", f"t{i}"): Held(torch.float32, (1 + i,), Box((0,), (1 + i,))) for i in range(40)}
-    sizes = [sum(one.size_bytes for one in share.values()) for share in share_out([held] * 4)]
+    held = {
+        ("model", f"t{i}"): ShardMetadata(torch.float32, (1 + i,), Chunk((0,), (1 + i,))) for i in range(40)
+    }
+    sizes = [sum(one.size_bytes for one in share.values()) for share in plan_save([held] * 4)]
     assert max(sizes) - min(sizes) <= 8
 
 
 def test_parts_that_are_not_the_whole_are_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="not the whole"):
-        share_out([{("model", "x"): Held(torch.float32, (4,), Box((0,), (3,)))}])
+        plan_save([{("model", "x"): ShardMetadata(torch.float32, (4,), Chunk((0,), (3,)))}])
 
 
 def test_padded_rows_become_zero_and_misfits_are_listed(tmp_path) -> None:
@@ -182,13 +184,13 @@ def test_a_flip_or_a_cut_anywhere_in_any_file_is_named_and_passed_over(trained, 
         ):
             path.write_bytes(damaged)
             caplog.clear()
-            assert store.newest_verified(trained.run_dir / "checkpoints").name == "step_0000003", path
+            assert store.newest_sound(trained.run_dir / "checkpoints").name == "step_0000003", path
             assert "skipping checkpoint" in caplog.text
             assert "step_0000006" in caplog.text
             assert path.name in caplog.text
         path.unlink()
         caplog.clear()
-        assert store.newest_verified(trained.run_dir / "checkpoints").name == "step_0000003", path
+        assert store.newest_sound(trained.run_dir / "checkpoints").name == "step_0000003", path
         assert path.name in caplog.text
         path.write_bytes(content)
     assert store.verify(newest) == ""
@@ -212,7 +214,7 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(trained, data, tmp_p
         "checkpoint.keep_every=2",
     )
     records = run(config)
-    folders = store.steps_of(config.run_dir / "checkpoints")
+    folders = store.list_checkpoints(config.run_dir / "checkpoints")
     assert [store.step_of(folder) for folder in folders] == [2, 4, 5, 6]
     assert [store.verify(folder) for folder in folders] == [""] * 4
     found = list(compare(store.folder_of(trained.run_dir / "checkpoints", 6), folders[-1]))
@@ -308,7 +310,7 @@ def test_diff_names_what_differs(trained, tmp_path, capsys) -> None:
 
 
 def test_average_is_the_mean(trained, tmp_path, capsys) -> None:
-    folders = store.steps_of(trained.run_dir / "checkpoints")
+    folders = store.list_checkpoints(trained.run_dir / "checkpoints")
     groundup(["checkpoint", "average", *map(str, folders), "--out", str(tmp_path / "mean")])
     mean, *both = (Group(store.resolve(path), "model") for path in (tmp_path / "mean", *folders))
     assert not Group(store.resolve(tmp_path / "mean"), "optimizer")
@@ -324,9 +326,9 @@ def test_prune_counts_sound_ones_only(trained, tmp_path, capsys) -> None:
     checkpoints = config.run_dir / "checkpoints"
     (store.folder_of(checkpoints, 6) / "COMPLETE").unlink()
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1", "--dry-run"])
-    assert len(store.steps_of(checkpoints)) == 2
+    assert len(store.list_checkpoints(checkpoints)) == 2
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1"])
-    assert [folder.name for folder in store.steps_of(checkpoints)] == ["step_0000003", "step_0000006"]
+    assert [folder.name for folder in store.list_checkpoints(checkpoints)] == ["step_0000003", "step_0000006"]
     assert f"left, damaged: {checkpoints / 'step_0000006'} (incomplete" in capsys.readouterr().out
     assert (checkpoints / "latest").resolve().name == "step_0000003"
 
@@ -371,7 +373,7 @@ def test_what_is_incomplete_or_damaged_in_storage_is_refused(trained, tmp_path) 
     with pytest.raises(CheckpointError, match=r"outside of the checkpoint: '\.\./model\.safetensors'"):
         run_line(["checkpoint", "pull", url, str(tmp_path / "pulled")])
     assert list((tmp_path / "pulled/checkpoints").iterdir()) == []
-    assert store.steps_of(tmp_path / "pulled/checkpoints") == []
+    assert store.list_checkpoints(tmp_path / "pulled/checkpoints") == []
     (folder / "COMPLETE").unlink()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         run_line(["checkpoint", "pull", url, str(tmp_path / "pulled")])
@@ -421,11 +423,11 @@ def test_killed_at_random_instants_of_saving_a_run_always_goes_on(data, tmp_path
             child = int(nursery.stdout.readline())
             _wait_for_a_save(checkpoints, after=reached)
             time.sleep(randomness.uniform(0, 0.1))
-            seen = max(map(store.step_of, store.steps_of(checkpoints)))
+            seen = max(map(store.step_of, store.list_checkpoints(checkpoints)))
             os.kill(child, signal.SIGKILL)
             while Path(f"/proc/{child}").exists():
                 time.sleep(0.001)
-            newest = store.newest_verified(checkpoints)
+            newest = store.newest_sound(checkpoints)
             assert newest is not None
             assert store.step_of(newest) >= seen
             reached = store.step_of(newest)
@@ -442,7 +444,7 @@ def test_killed_at_random_instants_of_saving_a_run_always_goes_on(data, tmp_path
 def _wait_for_a_save(checkpoints: Path, *, after: int) -> None:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
-        if any(store.step_of(folder) > after for folder in store.steps_of(checkpoints)):
+        if any(store.step_of(folder) > after for folder in store.list_checkpoints(checkpoints)):
             return
         time.sleep(0.002)
     raise AssertionError("saved nothing in 100 seconds")

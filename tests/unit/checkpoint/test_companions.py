@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from groundup.checkpoint.companions import companions_of, read_companions
-from groundup.checkpoint.formats import open_model, open_stored
+from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
 from groundup.checkpoint.loaded_model import stop_ids
 from groundup.cli.app import build_app
@@ -204,11 +204,11 @@ def test_what_contradicts_the_tokenizer_is_refused(name: str, content: Any, mess
 def test_what_is_no_text_or_json_is_refused(chat: Path) -> None:
     (chat / "chat_template.jinja").write_bytes(b"\xff\xfe")
     with pytest.raises(CheckpointError, match=r"chat_template\.jinja: is not UTF-8 text"):
-        open_stored(chat)
+        open_lazy(chat)
     (chat / "chat_template.jinja").unlink()
     (chat / "special_tokens_map.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"special_tokens_map\.json:1: not valid JSON"):
-        open_stored(chat)
+        open_lazy(chat)
 
 
 def test_what_the_tokenizer_does_not_know_is_named(chat: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,7 +12,7 @@ from groundup.checkpoint.native import store
 from groundup.checkpoint.native.contents import read_manifest
 from groundup.checkpoint.native.load import Group, file_name, group_names, write_parts
 from groundup.checkpoint.native.safetensors import write_safetensors
-from groundup.checkpoint.native.shards import Box, Held
+from groundup.checkpoint.native.shards import Chunk, ShardMetadata
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import checksum
 from groundup.core.manifest import Manifest, describe_files
@@ -42,7 +42,9 @@ def two(tmp_path) -> Path:
     """What two ranks have written: zeros."""
     folder = tmp_path / "two"
     folder.mkdir()
-    shares = [{("model", "x"): Held(torch.float32, (4,), Box((2 * rank,), (2,)))} for rank in range(2)]
+    shares = [
+        {("model", "x"): ShardMetadata(torch.float32, (4,), Chunk((2 * rank,), (2,)))} for rank in range(2)
+    ]
     names = [file_name("model", rank, 2) for rank in range(2)]
     for name in names:
         write_safetensors(folder / name, {"x": in_memory(torch.zeros(2))})

@@ -17,7 +17,7 @@ from groundup.checkpoint.huggingface.weights import (
     write_huggingface,
     write_stored,
 )
-from groundup.checkpoint.lazy import DtypeName, StoredTensor, in_memory, stored_of, torch_dtype
+from groundup.checkpoint.lazy import DtypeName, LazyTensor, in_memory, stored_of, torch_dtype
 from groundup.checkpoint.native.safetensors import read_header, read_safetensors
 from groundup.checkpoint.parity import compare, rounded
 from groundup.checkpoint.vocab_padding import logical_weights
@@ -49,7 +49,7 @@ def test_round_trip_is_bit_identical(name: str, tmp_path: Path) -> None:
         assert torch.equal(parameter, expected_value), parameter_name
     assert not back.model.training
     assert back.tokenizer.fingerprint == ours.tokenizer.fingerprint
-    assert back.prompt_prefix == ()
+    assert back.bos_ids == ()
     parity = compare(ours, back)
     assert parity.max_difference <= 1e-5  # a bias of zeros may add in another order
     assert parity.top1_agreement == 1
@@ -217,7 +217,7 @@ def test_joined_and_transposed_tensors_come_back(heads: int, width: int, seed: i
     }
     theirs = dict(to_theirs(GPT2_RULES, {name: in_memory(tensor) for name, tensor in ours.items()}))
     assert theirs["transformer.h.7.attn.c_attn.weight"].shape == (width, 3 * rows)
-    back: dict[str, StoredTensor] = {}
+    back: dict[str, LazyTensor] = {}
     for rule in rules_for(GPT2_RULES, list(ours)):
         stored = theirs[rule.theirs]
         assert stored.read().shape == stored.shape

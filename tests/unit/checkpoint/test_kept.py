@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from groundup.checkpoint.native import store
-from groundup.checkpoint.native.commit import put_in_place
+from groundup.checkpoint.native.commit import rename_into_place
 from groundup.checkpoint.native.pruning import Keep, Pruning
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError
@@ -53,8 +53,8 @@ def names_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def steps_of(config: TrainConfig) -> list[int]:
-    return [store.step_of(folder) for folder in store.steps_of(config.run_dir / "checkpoints")]
+def list_checkpoints(config: TrainConfig) -> list[int]:
+    return [store.step_of(folder) for folder in store.list_checkpoints(config.run_dir / "checkpoints")]
 
 
 def flip(path: Path) -> None:
@@ -85,9 +85,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_or_begun_anew(data, 
 
     anew = make_config(data, config.run_dir, *again, "start.anew=true")
     assert list(losses(run(anew))) == list(range(1, 10))
-    assert steps_of(anew) == [6, 9]
+    assert list_checkpoints(anew) == [6, 9]
     assert (checkpoints / "latest").resolve() == folder_of(anew, 9).resolve()
-    assert store.newest_verified(checkpoints) == folder_of(anew, 9)
+    assert store.newest_sound(checkpoints) == folder_of(anew, 9)
     aside = config.run_dir / "set-aside-1"
     assert names_of(aside / "checkpoints") == ["latest", "step_0000010", "step_0000020"]
     assert (aside / "metrics.jsonl").read_bytes() == before
@@ -110,7 +110,7 @@ def test_damaged_checkpoints_do_not_count_as_kept_and_stay(config, caplog, async
         config, checkpoint=dataclasses.replace(config.checkpoint, asynchronous=asynchronous)
     )
     run(config)  # from step 2 to step 3, whose damaged folder makes room
-    assert steps_of(config) == [1, 2, 3, 4]
+    assert list_checkpoints(config) == [1, 2, 3, 4]
     assert store.verify(folder_of(config, 2)) == store.verify(folder_of(config, 3)) == ""
     assert (config.run_dir / "checkpoints/latest").resolve().name == "step_0000003"
     assert (config.run_dir / "checkpoints/damaged_step_0000003/model.safetensors").is_file()
@@ -118,7 +118,7 @@ def test_damaged_checkpoints_do_not_count_as_kept_and_stay(config, caplog, async
     assert "step_0000004 is of a later step than step_0000003" in caplog.text
 
     run(dataclasses.replace(config, num_steps=6))
-    assert steps_of(config) == [1, 5, 6]
+    assert list_checkpoints(config) == [1, 5, 6]
     aside = config.run_dir / "checkpoints/damaged_step_0000004/optimizer.safetensors"
     assert aside.read_bytes() == damaged
 
@@ -127,12 +127,12 @@ def test_a_sound_checkpoint_of_a_later_step_stays(config) -> None:
     checkpoints = config.run_dir / "checkpoints"
     gone = Pruning(checkpoints, Keep(last=1)).after_saving(folder_of(config, 3))
     assert gone == [folder_of(config, 2), folder_of(config, 1)]
-    assert steps_of(config) == [3, 4]
+    assert list_checkpoints(config) == [3, 4]
 
 
 def test_what_rollback_may_need_is_counted_in_sound_ones(config) -> None:
     flip(folder_of(config, 2) / "model.safetensors")
-    folders = store.steps_of(config.run_dir / "checkpoints")
+    folders = store.list_checkpoints(config.run_dir / "checkpoints")
     found = Keep(last=1, back=3).sort(folders, store.verify)
     assert [store.step_of(folder) for folder in found.kept] == [4, 3, 1]
     assert Keep(last=1, back=2).sort(folders, store.verify).superfluous == [folder_of(config, 1)]
@@ -140,7 +140,7 @@ def test_what_rollback_may_need_is_counted_in_sound_ones(config) -> None:
 
 
 def test_those_that_stay_for_good_need_not_be_read(config) -> None:
-    folders = store.steps_of(config.run_dir / "checkpoints")
+    folders = store.list_checkpoints(config.run_dir / "checkpoints")
     read: list[int] = []
     found = Keep(last=1, every=2).sort(folders, lambda folder: read.append(store.step_of(folder)) or "")
     assert read == [4, 3, 1]
@@ -151,7 +151,7 @@ def test_a_linked_checkpoint_is_unlinked_only(config, tmp_path) -> None:
     folder_of(config, 1).rename(tmp_path / "elsewhere")
     folder_of(config, 1).symlink_to(tmp_path / "elsewhere")
     run_line_well(["checkpoint", "prune", str(config.run_dir), "--keep-last", "3"])
-    assert steps_of(config) == [2, 3, 4]
+    assert list_checkpoints(config) == [2, 3, 4]
     assert store.verify(tmp_path / "elsewhere") == ""
 
 
@@ -170,7 +170,7 @@ def test_prune_and_ls_read_what_they_judge(config, capsys) -> None:
     run_line_well(["checkpoint", "ls", str(config.run_dir), "--quick"])
     assert "whole" not in capsys.readouterr().out
     run_line_well(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1"])
-    assert steps_of(config) == [3, 4]
+    assert list_checkpoints(config) == [3, 4]
     assert f"left, damaged: {folder_of(config, 4)} (model.safetensors does not" in capsys.readouterr().out
     assert (config.run_dir / "checkpoints/latest").resolve().name == "step_0000003"
 
@@ -192,11 +192,11 @@ def test_a_replacement_that_was_interrupted_leaves_one_of_the_two(config, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            put_in_place(temporary, folder, replaces=True)
+            rename_into_place(temporary, folder, replaces=True)
     assert not folder.exists()
     assert list(losses(run(dataclasses.replace(config, num_steps=5)))) == [1, 2, 3, 4, 5]
     assert store.verify(folder) == ""
-    put_in_place(shutil.copytree(folder, temporary), folder, replaces=True)
+    rename_into_place(shutil.copytree(folder, temporary), folder, replaces=True)
     assert names_of(folder.parent) == ["latest", *(f"step_000000{step}" for step in range(1, 6))]
 
 
@@ -232,7 +232,7 @@ def test_a_damaged_tokenizer_that_the_data_has_too_is_told_and_survived(config, 
     assert "tokenizer/merges.txt" in store.verify(folder_of(config, 4))
     assert list(losses(run(keeping(config, 1, num_steps=5)))) == [1, 2, 3, 4, 5]
     assert "merges.txt does not match its checksum; the tokenizer of the data is the same" in caplog.text
-    assert steps_of(config) == [1, 2, 3, 4, 5]
+    assert list_checkpoints(config) == [1, 2, 3, 4, 5]
     shutil.rmtree(folder_of(config, 5))
     other, damaged = store.find_newest(config.run_dir / "checkpoints", tokenizer="another")
     assert other is None

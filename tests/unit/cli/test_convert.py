@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from groundup.checkpoint.formats import open_model, open_stored
+from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.lazy import stored_of
 from groundup.checkpoint.megatron.read import open_megatron
@@ -51,7 +51,7 @@ def test_the_tour_of_all_formats(name: str, groundup: Callable[..., str], tmp_pa
     out = groundup("convert", tmp_path / "four", tmp_path / "half", "--to", "native", "--dtype", "bfloat16")
     assert "bfloat16, from" in out
     assert "rounding to bfloat16: largest difference of logits" in out
-    assert {t.dtype for t in open_stored(tmp_path / "half").weights.values()} == {torch.bfloat16}
+    assert {t.dtype for t in open_lazy(tmp_path / "half").weights.values()} == {torch.bfloat16}
 
 
 def test_generate_and_eval_take_megatrons_checkpoints(groundup: Callable[..., str], tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def test_moments_are_kept_or_left_out(groundup: Callable[..., str], tmp_path: Pa
     edit(path, lambda content: with_optimizer(content, half=False, step=7))
     out = groundup("convert", tmp_path / "megatron", tmp_path / "with", "--to", "native")
     assert "with the optimizer's moments" in out
-    assert len(open_stored(tmp_path / "with").moments) == 3 * len(open_stored(tmp_path / "with").weights)
+    assert len(open_lazy(tmp_path / "with").moments) == 3 * len(open_lazy(tmp_path / "with").weights)
     out = groundup("convert", tmp_path / "megatron", tmp_path / "without", "--to", "native", "--no-moments")
     assert "the optimizer's moments" not in out
-    assert not open_stored(tmp_path / "without").moments
+    assert not open_lazy(tmp_path / "without").moments
 
 
 def test_a_tokenizer_and_a_vocabulary_can_be_named(

@@ -147,6 +147,6 @@ def test_another_dtype_leaves_the_model_as_it_is() -> None:
 
 def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     loaded = read_huggingface(shared_data / "models" / "stories260K")
-    assert loaded.prompt_prefix == (1,)
+    assert loaded.bos_ids == (1,)
     [found] = Engine(loaded).generate([[1]], sampling=GREEDY, max_new_tokens=40)
     assert found.text.startswith(" Once upon a time, there was a little girl named Lily.")

@@ -192,7 +192,7 @@ def test_a_checkpoint_that_is_far_enough_back_is_kept(data, tmp_path, back, kept
     with reading(poisoned(*POISON)):
         records = run(make_config(data, tmp_path / "run", *ROLLBACK, f"guard.back={back}"))
     assert outliers(records)[0]["step"] == kept
-    steps = [store.step_of(folder) for folder in store.steps_of(tmp_path / "run/checkpoints")]
+    steps = [store.step_of(folder) for folder in store.list_checkpoints(tmp_path / "run/checkpoints")]
     assert steps[0] == max(0, (31 - back) // 5 * 5)
 
 

@@ -82,7 +82,7 @@ def test_begin_tokens_of_the_prompt_stay_with_the_model(data, trained, tmp_path)
     config = started(data, tmp_path / "run", folder)
     run(config)
     run(dataclasses.replace(config, num_steps=8))  # goes on
-    assert open_model(config.run_dir, device="cpu").prompt_prefix == (end,)
+    assert open_model(config.run_dir, device="cpu").bos_ids == (end,)
 
 
 def test_what_lies_beside_a_chat_model_stays_with_it(data, trained, tmp_path):

@@ -12,7 +12,7 @@ from torch import Tensor
 from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.huggingface.config import config_json
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
-from groundup.checkpoint.lazy import StoredModel, stored_of
+from groundup.checkpoint.lazy import LazyModel, stored_of
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron import write as megatron_write
 from groundup.cli.app import run
@@ -28,7 +28,7 @@ NUM_PATHS = 10
 REFERENCES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
 
 
-def verified(stored: StoredModel, scratch: Path) -> dict[str, Converted]:
+def verified(stored: LazyModel, scratch: Path) -> dict[str, Converted]:
     written: list[float] = []
     found = {one.path: one for one in verify_convert(stored, scratch, on_write=written.append)}
     assert sum(written) > 0
@@ -185,7 +185,7 @@ def test_the_table_and_the_exit_code(
     assert len(lines) == 2 + NUM_PATHS
     assert lines[-1].startswith("the source, computed by transformers  ")
     assert all(line.endswith("right") for line in lines[1:])
-    monkeypatch.setattr(convert, "open_stored", lambda *_, **__: open_huggingface(tmp_path / "other"))
+    monkeypatch.setattr(convert, "open_lazy", lambda *_, **__: open_huggingface(tmp_path / "other"))
     write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "other")
     with pytest.raises(
         CheckpointError, match=r"not the same model after conversion: hf; hf, 3 shards; .*native"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,16 +98,14 @@ def rules_for(rules: Sequence[NameRule], names: Sequence[str]) -> list[NameRule]
     return list(found.values())
 
 
-def to_theirs(
-    rules: Sequence[NameRule], ours: Mapping[str, StoredTensor]
-) -> Iterator[tuple[str, StoredTensor]]:
+def to_theirs(rules: Sequence[NameRule], ours: Mapping[str, LazyTensor]) -> Iterator[tuple[str, LazyTensor]]:
     """Our tensors under their names and in their shapes."""
     for rule in rules_for(rules, list(ours)):
         parts = [ours[name] for name in rule.ours]
         shape = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
         yield (
             rule.theirs,
-            StoredTensor(
+            LazyTensor(
                 shape=shape[::-1] if rule.transposed else shape,
                 dtype=parts[0].dtype,
                 read=functools.partial(_joined, parts, rule.transposed),
@@ -115,7 +113,7 @@ def to_theirs(
         )
 
 
-def to_ours(rule: NameRule, theirs: StoredTensor, rows: Sequence[int]) -> Iterator[tuple[str, StoredTensor]]:
+def to_ours(rule: NameRule, theirs: LazyTensor, rows: Sequence[int]) -> Iterator[tuple[str, LazyTensor]]:
     """One of their tensors as ours.
 
     Args:
@@ -132,17 +130,17 @@ def to_ours(rule: NameRule, theirs: StoredTensor, rows: Sequence[int]) -> Iterat
     begin = 0
     for name, count in zip(rule.ours, rows, strict=True):
         read = functools.partial(_part, theirs, rule.transposed, begin, count)
-        yield name, StoredTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
+        yield name, LazyTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
         begin += count
 
 
-def _joined(parts: Sequence[StoredTensor], transposed: bool) -> Tensor:
+def _joined(parts: Sequence[LazyTensor], transposed: bool) -> Tensor:
     tensors = [part.read() for part in parts]
     tensor = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
     return (tensor.T if transposed else tensor).contiguous()
 
 
-def _part(theirs: StoredTensor, transposed: bool, begin: int, count: int) -> Tensor:
+def _part(theirs: LazyTensor, transposed: bool, begin: int, count: int) -> Tensor:
     tensor = theirs.read()
     return (tensor.T if transposed else tensor)[begin : begin + count]
 

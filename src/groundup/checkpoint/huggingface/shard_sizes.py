@@ -4,7 +4,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.core.errors import ConfigError
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
@@ -27,7 +27,7 @@ class Sharding:
     num_files: int = 1
     max_bytes: int | None = None
 
-    def divide(self, tensors: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
+    def divide(self, tensors: Mapping[str, LazyTensor]) -> list[dict[str, LazyTensor]]:
         """The tensors of each file, in their order.
 
         Raises:
@@ -35,7 +35,7 @@ class Sharding:
         """
         return self._by_size(tensors) if self.max_bytes is not None else self._by_number(tensors)
 
-    def _by_number(self, tensors: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
+    def _by_number(self, tensors: Mapping[str, LazyTensor]) -> list[dict[str, LazyTensor]]:
         if not 1 <= self.num_files <= len(tensors):
             raise ConfigError(
                 f"{self.num_files} files cannot hold {len(tensors)} tensors, of which none is divided",
@@ -43,7 +43,7 @@ class Sharding:
                 fix=f"Give 1 to {len(tensors)}, or a size like 5GB.",
             )
         total = sum(tensor.size_bytes for tensor in tensors.values())
-        files: list[dict[str, StoredTensor]] = [{}]
+        files: list[dict[str, LazyTensor]] = [{}]
         written = 0
         for position, (name, tensor) in enumerate(tensors.items()):
             left = len(tensors) - position
@@ -54,9 +54,9 @@ class Sharding:
             written += tensor.size_bytes
         return files
 
-    def _by_size(self, tensors: Mapping[str, StoredTensor]) -> list[dict[str, StoredTensor]]:
+    def _by_size(self, tensors: Mapping[str, LazyTensor]) -> list[dict[str, LazyTensor]]:
         assert self.max_bytes is not None
-        files: list[dict[str, StoredTensor]] = [{}]
+        files: list[dict[str, LazyTensor]] = [{}]
         used = _HEADER_BYTES
         for name, tensor in tensors.items():
             needed = tensor.size_bytes + _ENTRY_BYTES + len(name.encode())

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from groundup.checkpoint.huggingface.shard_sizes import Sharding
-from groundup.checkpoint.lazy import StoredTensor, in_memory
+from groundup.checkpoint.lazy import LazyTensor, in_memory
 from groundup.checkpoint.native.safetensors import read_safetensors, write_safetensors
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
@@ -16,7 +16,7 @@ _WEIGHTS = "model.safetensors"
 _NAMES = (_WEIGHTS, "pytorch_model.bin")
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def stored_tensors(folder: Path) -> dict[str, LazyTensor]:
     """Name and content of each stored tensor, of one file or of all shards.
 
     Raises:
@@ -36,7 +36,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 def write_shards(
     folder: Path,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, LazyTensor],
     sharding: Sharding,
     *,
     on_write: Callable[[int], None] | None = None,
@@ -60,10 +60,10 @@ def write_shards(
     )
 
 
-def _of_shards(index: Path) -> dict[str, StoredTensor]:
+def _of_shards(index: Path) -> dict[str, LazyTensor]:
     """The tensors of all files that an index names, each from the file where the index has it."""
     weight_map = _weight_map(index)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, LazyTensor] = {}
     for file_name in sorted(set(weight_map.values())):
         path = index.with_name(file_name)
         if not path.is_file():
@@ -110,11 +110,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def _read_file(path: Path) -> dict[str, StoredTensor]:
+def _read_file(path: Path) -> dict[str, LazyTensor]:
     return dict(read_safetensors(path)) if path.suffix == ".safetensors" else _read_bin(path)
 
 
-def _read_bin(path: Path) -> dict[str, StoredTensor]:
+def _read_bin(path: Path) -> dict[str, LazyTensor]:
     content = load_pickled(path)
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items()

@@ -23,8 +23,8 @@ from groundup.checkpoint.huggingface.weight_files import stored_tensors, write_s
 from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import (
     DtypeName,
-    StoredModel,
-    StoredTensor,
+    LazyModel,
+    LazyTensor,
     in_dtype,
     load,
     logical_shapes,
@@ -58,7 +58,7 @@ def write_huggingface(loaded: LoadedModel, folder: Path, *, dtype: DtypeName = "
 
 
 def write_stored(
-    stored: StoredModel,
+    stored: LazyModel,
     folder: Path,
     *,
     sharding: Sharding = ONE_FILE,
@@ -90,7 +90,7 @@ def write_stored(
     about = {"format": "huggingface", "dtype": dtype}
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
-        ids = {"bos_token_id": stored.prompt_prefix[0] if stored.prompt_prefix else end, "eos_token_id": end}
+        ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}
         ids |= stored.companions.token_ids(stored.config.vocab_size)
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         stored.tokenizer.save(temporary)
@@ -107,7 +107,7 @@ def read_huggingface(folder: Path, *, device: torch.device | str = "cpu") -> Loa
     return load(open_huggingface(folder), device=device)
 
 
-def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> StoredModel:
+def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> LazyModel:
     """Opens a GPT-2 or Llama model and its tokenizer, or with another tokenizer.
 
     Raises:
@@ -131,12 +131,12 @@ def open_huggingface(folder: Path, *, tokenizer: Tokenizer | None = None) -> Sto
             fix="Put the model's tokenizer.json into the folder.",
         ) from None
     require_agreement(companions, tokenizer, config.vocab_size, folder)
-    return StoredModel(
+    return LazyModel(
         config=config,
         weights=weights,
         tokenizer=tokenizer,
         source=folder,
-        prompt_prefix=prompt_prefix(folder),
+        bos_ids=bos_ids(folder),
         companions=companions,
     )
 
@@ -150,7 +150,7 @@ def _rules_of(config: ModelConfig) -> tuple[NameRule, ...]:
     return LLAMA_RULES if isinstance(config, LlamaConfig) else GPT2_RULES
 
 
-def _with_own_head(config: ModelConfig, tensors: Mapping[str, StoredTensor], folder: Path) -> ModelConfig:
+def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folder: Path) -> ModelConfig:
     """The config, untied where the folder has a head of its own beside ``tie_word_embeddings``.
 
     ``transformers`` does the same: a head that differs from the embedding is not tied.
@@ -171,13 +171,11 @@ def _with_own_head(config: ModelConfig, tensors: Mapping[str, StoredTensor], fol
     return dataclasses.replace(config, tied_embedding=False)
 
 
-def _weights(
-    folder: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]
-) -> dict[str, StoredTensor]:
+def _weights(folder: Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
     by_name = {rule.theirs: rule for rule in rules_for(_rules_of(config), list(rows))}
     canonical = {_base_name(name): name for name in by_name}
-    weights: dict[str, StoredTensor] = {}
+    weights: dict[str, LazyTensor] = {}
     found: set[str] = set()
     unexpected: list[str] = []
     for name, tensor in tensors.items():
@@ -209,7 +207,7 @@ def _base_name(name: str) -> str:
     return name
 
 
-def prompt_prefix(folder: Path) -> tuple[int, ...]:
+def bos_ids(folder: Path) -> tuple[int, ...]:
     """What the tokenizer's own post-processing puts before a text; read off the empty text."""
     import tokenizers
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.checkpoint.megatron.parameter_names import EMBEDDING, layer_of
 from groundup.checkpoint.megatron.rope_args import read_rope_scaling, rope_scaling_args
 from groundup.core.errors import CheckpointError, ConfigError
@@ -52,7 +52,7 @@ def plain_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def model_config(
     args: Mapping[str, Any],
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, LazyTensor],
     *,
     num_layers: int,
     vocab_size: int,
@@ -142,7 +142,7 @@ def _llama(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
     }
 
 
-def _gpt2(args: Mapping[str, Any], tensors: Mapping[str, StoredTensor], where: Path) -> dict[str, Any]:
+def _gpt2(args: Mapping[str, Any], tensors: Mapping[str, LazyTensor], where: Path) -> dict[str, Any]:
     if args.get("position_embedding_type", "learned_absolute") != "learned_absolute" or not args.get(
         "add_position_embedding", True
     ):
@@ -159,7 +159,7 @@ def _gpt2(args: Mapping[str, Any], tensors: Mapping[str, StoredTensor], where: P
 
 
 def _config_without_args(
-    tensors: Mapping[str, StoredTensor], num_layers: int, vocab_size: int, tp: int, where: Path
+    tensors: Mapping[str, LazyTensor], num_layers: int, vocab_size: int, tp: int, where: Path
 ) -> ModelConfig:
     positions = tensors.get("embedding.position_embeddings.weight")
     fc1 = tensors.get("decoder.layers.0.mlp.linear_fc1.weight")
@@ -249,7 +249,7 @@ def args_of(
     }
 
 
-def count_layers(chunk: Mapping[str, StoredTensor], where: Path) -> int:
+def count_layers(chunk: Mapping[str, LazyTensor], where: Path) -> int:
     """Layers in one part of a model, which are numbered from 0.
 
     Raises:

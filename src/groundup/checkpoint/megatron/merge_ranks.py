@@ -9,7 +9,7 @@ from torch import Tensor
 
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
 from groundup.checkpoint.key_mismatch import describe_mismatch
-from groundup.checkpoint.lazy import StoredTensor, logical_shapes
+from groundup.checkpoint.lazy import LazyTensor, logical_shapes
 from groundup.checkpoint.megatron.parameter_names import HEAD, layer_of, rules, with_layer
 from groundup.checkpoint.megatron.tensor_layout import Packing, fused_shape, split_dim
 from groundup.core.errors import CheckpointError
@@ -30,14 +30,14 @@ class Stage:
     """
 
     paths: Sequence[Path]
-    chunks: Sequence[Mapping[str, StoredTensor]]
+    chunks: Sequence[Mapping[str, LazyTensor]]
     first_layer: int
     num_layers: int
 
 
 def merge(
     stages: Sequence[Stage], config: ModelConfig, *, version: float, rows: int
-) -> dict[str, StoredTensor]:
+) -> dict[str, LazyTensor]:
     """All tensors of the model by our names, whole, without vocabulary padding.
 
     Args:
@@ -56,7 +56,7 @@ def merge(
     vocabulary = {"embed.tokens.weight", "head.weight"}
     whole = {n: (rows, *shape[1:]) if n in vocabulary else shape for n, shape in shapes.items()}
     tp = len(stages[0].chunks)
-    merged: dict[str, StoredTensor] = {}
+    merged: dict[str, LazyTensor] = {}
     for index, stage in enumerate(stages):
         wanted = {
             with_layer(rule.theirs, layer - stage.first_layer) if layer is not None else rule.theirs: rule
@@ -78,7 +78,7 @@ def merge(
         for name, rule in wanted.items():
             pieces = _Pieces(rule=rule, name=name, stage=stage, packing=packing, config=config)
             for part, ours in enumerate(rule.ours):
-                merged[ours] = StoredTensor(
+                merged[ours] = LazyTensor(
                     shape=shapes[ours],
                     dtype=stage.chunks[0][name].dtype,
                     read=_Whole(pieces=pieces, part=part, rows=shapes[ours][0]),
@@ -134,7 +134,7 @@ class _Whole:
 class _Tied:
     """The embedding, checked against the copy of it that the last stage uses as head."""
 
-    embedding: StoredTensor
+    embedding: LazyTensor
     stage: Stage
 
     def __call__(self) -> Tensor:

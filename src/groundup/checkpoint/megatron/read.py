@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.huggingface.weights import prompt_prefix
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, in_memory
+from groundup.checkpoint.huggingface.weights import bos_ids
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
 from groundup.checkpoint.megatron.args import count_layers, model_config, plain_args
 from groundup.checkpoint.megatron.merge_ranks import Stage, merge
 from groundup.checkpoint.megatron.optimizer import ENTRIES, Chunks, has_moments, read_masters, read_moments
@@ -32,7 +32,7 @@ def open_megatron(
     tokenizer: Tokenizer | None = None,
     vocab_size: int | None = None,
     moments: bool = False,
-) -> StoredModel:
+) -> LazyModel:
     """Opens a checkpoint of any version, tensor and pipeline parallelism; nothing in it is run.
 
     Args:
@@ -98,7 +98,7 @@ class _Opening:
     tokenizer: Tokenizer | None
     vocab_size: int | None
 
-    def model(self, stages: list[Stage]) -> StoredModel:
+    def model(self, stages: list[Stage]) -> LazyModel:
         first = stages[0].chunks[0]
         if EMBEDDING not in first:
             raise CheckpointError(
@@ -126,19 +126,19 @@ class _Opening:
             where=stages[0].paths[0],
         )
         require_agreement(companions, tokenizer, config.vocab_size, self.folder)
-        return StoredModel(
+        return LazyModel(
             config=config,
             weights=self.merged(stages, config),
             tokenizer=tokenizer,
             source=self.folder,
             step=int(self.content.get("iteration") or 0),
             samples=int(self.args.get("consumed_train_samples") or 0),
-            prompt_prefix=prompt_prefix(beside) if beside else (),
+            bos_ids=bos_ids(beside) if beside else (),
             companions=companions,
             megatron_args=plain_args(self.args),
         )
 
-    def merged(self, stages: list[Stage], config: ModelConfig) -> dict[str, StoredTensor]:
+    def merged(self, stages: list[Stage], config: ModelConfig) -> dict[str, LazyTensor]:
         if not self.args.get("add_bias_linear", True) and isinstance(config, GPT2Config):
             stages = [_with_zero_biases(stage) for stage in stages]
         return merge(stages, config, version=self.version, rows=_rows(stages))

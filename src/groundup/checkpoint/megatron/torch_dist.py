@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.checkpoint.megatron.args_in_file import args_in, require_number
 from groundup.checkpoint.megatron.parameter_names import canonical_name
 from groundup.checkpoint.safe_pickle.objects import Stub
@@ -42,7 +42,7 @@ class DistributedCheckpoint:
 
     args: Mapping[str, Any]
     content: Mapping[str, Any]
-    tensors: Mapping[str, StoredTensor]
+    tensors: Mapping[str, LazyTensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def open_distributed(folder: Path) -> DistributedCheckpoint:
     return DistributedCheckpoint(args=args, content=common, tensors=tensors)
 
 
-def _tensors(metadata: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _tensors(metadata: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, LazyTensor]]:
     places: dict[tuple[str, tuple[int, ...]], Mapping[str, Any]] = {}
     for index, info in metadata["storage_data"].items():
         key = _fields(index)
@@ -98,12 +98,12 @@ def _tensors(metadata: Mapping[str, Any], folder: Path) -> Iterator[tuple[str, S
         name = key.removeprefix("model.")
         if not _STACKED.match(name):
             read = functools.partial(_read, key, shape, dtype, pieces)
-            yield canonical_name(name), StoredTensor(shape=shape, dtype=dtype, read=read)
+            yield canonical_name(name), LazyTensor(shape=shape, dtype=dtype, read=read)
             continue
         for layer in range(shape[0]):
             unstacked = _STACKED.sub(f"decoder.layers.{layer}.", name)
             read = functools.partial(_read_layer, key, shape, dtype, pieces, layer)
-            yield canonical_name(unstacked), StoredTensor(shape=shape[1:], dtype=dtype, read=read)
+            yield canonical_name(unstacked), LazyTensor(shape=shape[1:], dtype=dtype, read=read)
 
 
 def _piece(chunk: Mapping[str, Any], place: Mapping[str, Any], folder: Path) -> _Piece:

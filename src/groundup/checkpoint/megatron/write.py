@@ -11,7 +11,7 @@ from torch import Tensor
 
 from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, logical_shapes, with_biases
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes, with_biases
 from groundup.checkpoint.megatron.args import args_of
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
@@ -47,13 +47,13 @@ _MASTERS = "masters"
 
 
 def write_megatron(
-    stored: StoredModel,
+    stored: LazyModel,
     folder: Path,
     *,
     tp: int = 1,
     pp: int = 1,
     naming: Naming = "legacy",
-    masters: Mapping[str, StoredTensor] | None = None,
+    masters: Mapping[str, LazyTensor] | None = None,
     on_write: Callable[[float], None] | None = None,
     check: Check | None = None,
 ) -> Path:
@@ -95,7 +95,7 @@ def write_megatron(
     args = {**_defaults(stored), **stored.megatron_args, **ours, **(adam if stored.moments else {})}
     moments = _moments(stored, naming, masters)
 
-    def held(tensors: Mapping[str, StoredTensor], stage: int, rank: int) -> dict[str, StoredTensor]:
+    def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> dict[str, LazyTensor]:
         return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, naming=naming))
 
     places = [(stage, rank) for stage in range(pp) for rank in range(tp)]
@@ -151,7 +151,7 @@ def require_divides(config: ModelConfig, *, tp: int, pp: int) -> None:
         raise ConfigError("; ".join(problems), where="command line", fix="Choose divisors of these.")
 
 
-def _defaults(stored: StoredModel) -> dict[str, Any]:
+def _defaults(stored: LazyModel) -> dict[str, Any]:
     """Arguments that Megatron-LM wants of each checkpoint, and that say nothing of the model's shape."""
     gpt2 = stored.tokenizer.fingerprint == GPT2_FINGERPRINT
     return {
@@ -162,15 +162,15 @@ def _defaults(stored: StoredModel) -> dict[str, Any]:
 
 
 def _moments(
-    stored: StoredModel, naming: Naming, masters: Mapping[str, StoredTensor] | None
-) -> dict[str, Mapping[str, StoredTensor]]:
+    stored: LazyModel, naming: Naming, masters: Mapping[str, LazyTensor] | None
+) -> dict[str, Mapping[str, LazyTensor]]:
     """What to keep of the optimizer's, in fp32: by kind, by our names of weights; and the fp32 weights."""
     if not stored.moments:
         return {}
     if reason := why_without_moments(stored, naming):
         logger.warning("the optimizer's state is left out: %s", reason)
         return {}
-    kinds: dict[str, Mapping[str, StoredTensor]] = {
+    kinds: dict[str, Mapping[str, LazyTensor]] = {
         kind: widened({name: stored.moments[f"{name}/{kind}"] for name in stored.weights}) for kind in ENTRIES
     }
     if any(tensor.dtype != torch.float32 for tensor in stored.weights.values()):
@@ -178,31 +178,31 @@ def _moments(
     return kinds
 
 
-def widened(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def widened(tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     """The same values in fp32."""
     return {
         name: tensor
         if tensor.dtype == torch.float32
-        else StoredTensor(shape=tensor.shape, dtype=torch.float32, read=_Widened(tensor))
+        else LazyTensor(shape=tensor.shape, dtype=torch.float32, read=_Widened(tensor))
         for name, tensor in tensors.items()
     }
 
 
 @dataclasses.dataclass(frozen=True)
 class _Widened:
-    tensor: StoredTensor
+    tensor: LazyTensor
 
     def __call__(self) -> Tensor:
         return self.tensor.read().float()
 
 
-def _updates(stored: StoredModel) -> int:
+def _updates(stored: LazyModel) -> int:
     return int(stored.moments[f"{next(iter(stored.weights))}/step"].read())
 
 
 def _share(
     config: ModelConfig,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, LazyTensor],
     stage: int,
     rank: int,
     *,
@@ -210,7 +210,7 @@ def _share(
     pp: int,
     rows: int,
     naming: Naming,
-) -> Iterator[tuple[str, StoredTensor]]:
+) -> Iterator[tuple[str, LazyTensor]]:
     """What one rank holds, by their names."""
     shapes = logical_shapes(config)
     per_stage = config.num_layers // pp
@@ -231,7 +231,7 @@ def _share(
         whole = [(padded or part.shape[0], *part.shape[1:]) for part in parts]
         yield (
             renamed(name, naming, rms_norm=rms_norm),
-            StoredTensor(
+            LazyTensor(
                 shape=fused_shape(rule, whole, config, tp),
                 dtype=parts[0].dtype,
                 read=_Piece(rule=rule, parts=parts, config=config, rank=rank, tp=tp, rows=padded),
@@ -244,7 +244,7 @@ class _Piece:
     """One rank's tensor, made of ours when it is written; ``rows`` of the padded vocabulary, or 0."""
 
     rule: NameRule
-    parts: Sequence[StoredTensor]
+    parts: Sequence[LazyTensor]
     config: ModelConfig
     rank: int
     tp: int
@@ -264,10 +264,10 @@ class _Piece:
 
 def _save(path: Path, content: Mapping[str, Any], on_write: Callable[[int], None]) -> None:
     """A file of ``torch.save``, made with room for its tensors, which are then written one by one."""
-    stored: list[StoredTensor] = []
+    stored: list[LazyTensor] = []
 
     def room(value: Any) -> Any:
-        if isinstance(value, StoredTensor):
+        if isinstance(value, LazyTensor):
             stored.append(value)
             return torch.empty(value.shape, dtype=value.dtype)  # never touched: takes no memory
         if isinstance(value, dict):

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
-from groundup.checkpoint.lazy import StoredModel, StoredTensor, in_memory
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.parameter_names import Naming
 
 _KINDS = {*ENTRIES, "step"}
 
-Share = Mapping[str, StoredTensor]
+Share = Mapping[str, LazyTensor]
 """What one rank holds, by their names."""
 
 
-def why_without_moments(stored: StoredModel, naming: Naming) -> str:
+def why_without_moments(stored: LazyModel, naming: Naming) -> str:
     """Why the optimizer's state of a model cannot be written; empty where it can."""
     if naming != "legacy":
         return f"Megatron-LM's optimizers number parameters, in an order that is not known for {naming} names"
@@ -40,7 +40,7 @@ def why_without_moments(stored: StoredModel, naming: Naming) -> str:
     return ""
 
 
-def adam_args(stored: StoredModel) -> dict[str, Any]:
+def adam_args(stored: LazyModel) -> dict[str, Any]:
     """The arguments by which Megatron-LM builds the same Adam: the run's own, or else its defaults."""
     ours = {"lr": "lr", "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "eps"}
     ours["weight_decay"] = "weight_decay"
@@ -100,7 +100,7 @@ def optimizer_entry(
     }
 
 
-def scheduler_entry(stored: StoredModel, args: Mapping[str, Any]) -> dict[str, Any]:
+def scheduler_entry(stored: LazyModel, args: Mapping[str, Any]) -> dict[str, Any]:
     """The ``opt_param_scheduler``: where it stands. The rest is the new run's, by its --override option."""
     total = max(stored.samples, 1)
     kept = stored.megatron_args

@@ -104,7 +104,7 @@ def complete(
         files: Size and checksum of each file.
         state: See ``writer.Snapshot``.
         about: See there.
-        replaces: See ``put_in_place``.
+        replaces: See ``rename_into_place``.
     """
     manifest = Manifest(
         kind="checkpoint",
@@ -115,10 +115,10 @@ def complete(
     manifest.write(temporary / MANIFEST)
     with atomic_write(temporary / MARKER) as file:
         file.write(checksum(temporary / MANIFEST).encode() + b"\n")
-    put_in_place(temporary, folder, replaces=replaces)
+    rename_into_place(temporary, folder, replaces=replaces)
 
 
-def put_in_place(temporary: Path, folder: Path, *, replaces: bool = False) -> None:
+def rename_into_place(temporary: Path, folder: Path, *, replaces: bool = False) -> None:
     """Gives a complete checkpoint, whose files are fsynced, its name.
 
     Args:

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.checkpoint.native.contents import PARTS, read_manifest, read_parts, weight_groups
 from groundup.checkpoint.native.safetensors import DTYPES, bytes_of, read_header
-from groundup.checkpoint.native.shards import Box, Held, Part, part_of
+from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_shard_of
 from groundup.core.errors import CheckpointError
 from groundup.core.files import write_json
 from groundup.models import ModelConfig
@@ -31,11 +31,11 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class StoredPart:
+class ChunkLocation:
     """A box of a tensor in a file."""
 
     file: Path
-    box: Box
+    box: Chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Entry:
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: tuple[StoredPart, ...]
+    parts: tuple[ChunkLocation, ...]
 
 
 class Group(Mapping[str, Entry]):
@@ -74,7 +74,7 @@ class Group(Mapping[str, Entry]):
         """Of all values."""
         return sum(torch.Size(entry.shape).numel() * entry.dtype.itemsize for entry in self.values())
 
-    def read_into(self, name: str, box: Box, values: Tensor) -> None:
+    def read_into(self, name: str, box: Chunk, values: Tensor) -> None:
         """Reads a box of a tensor to where its values belong, on whatever device and of whatever dtype.
 
         Raises:
@@ -95,24 +95,24 @@ class Group(Mapping[str, Entry]):
         """A whole tensor, on the CPU."""
         entry = self[name]
         values = torch.empty(entry.shape, dtype=entry.dtype)
-        self.read_into(name, Box((0,) * len(entry.shape), entry.shape), values)
+        self.read_into(name, Chunk((0,) * len(entry.shape), entry.shape), values)
         return values
 
-    def stored(self) -> dict[str, StoredTensor]:
+    def stored(self) -> dict[str, LazyTensor]:
         """The tensors as what is read when it is asked for."""
         return {
-            name: StoredTensor(shape=entry.shape, dtype=entry.dtype, read=functools.partial(self.read, name))
+            name: LazyTensor(shape=entry.shape, dtype=entry.dtype, read=functools.partial(self.read, name))
             for name, entry in self.items()
         }
 
-    def _copy(self, name: str, part: StoredPart, box: Box, values: Tensor) -> None:
+    def _copy(self, name: str, part: ChunkLocation, box: Chunk, values: Tensor) -> None:
         if part.file not in self._headers:
             self._headers[part.file] = read_header(part.file)
         dtype, shape, begin = self._headers[part.file].get(name, (None, (), 0))
         if dtype is None or shape != part.box.shape:
             raise CheckpointError(f"does not hold {name} as {PARTS} says", where=part.file)
         if not shape:
-            values, shape, box, holder = values.reshape(1), (1,), Box((0,), (1,)), Box((0,), (1,))
+            values, shape, box, holder = values.reshape(1), (1,), Chunk((0,), (1,)), Chunk((0,), (1,))
         else:
             holder = part.box
         row_bytes = torch.Size(shape[1:]).numel() * dtype.itemsize
@@ -149,7 +149,7 @@ def load_into(group: Group, tensors: Iterable[tuple[str, Tensor]], config: Model
     Raises:
         CheckpointError: Tensors are missing, of another shape, or damaged; lists them.
     """
-    parts = [(name, part_of(name, tensor, config)) for name, tensor in tensors]
+    parts = [(name, local_shard_of(name, tensor, config)) for name, tensor in tensors]
     problems = [f"{name} is missing" for name, _ in parts if name not in group]
     problems += [
         f"{name} has shape {group[name].shape}, expected {part.held.shape}"
@@ -190,7 +190,9 @@ def group_names(folder: Path) -> list[str]:
     return sorted(weight_groups(files) if parts is None else parts)
 
 
-def write_parts(folder: Path, names: Iterable[str], shares: Sequence[Mapping[tuple[str, str], Held]]) -> None:
+def write_parts(
+    folder: Path, names: Iterable[str], shares: Sequence[Mapping[tuple[str, str], ShardMetadata]]
+) -> None:
     """Writes ``parts.json``: the groups, and what each rank has written of them."""
     groups: dict[str, dict[str, Any]] = {name: {} for name in names}
     for rank, share in enumerate(shares):
@@ -213,7 +215,7 @@ def _entries(folder: Path, group: str) -> dict[str, Entry]:
     if groups is None:
         file = folder / file_name(group, 0, 1)
         return {
-            name: Entry(dtype, shape, (StoredPart(file, Box((0,) * len(shape), shape)),))
+            name: Entry(dtype, shape, (ChunkLocation(file, Chunk((0,) * len(shape), shape)),))
             for name, (dtype, shape, _) in read_header(file).items()
         }
     try:
@@ -226,12 +228,12 @@ def _entry(folder: Path, entry: Mapping[str, Any]) -> Entry:
     shape = tuple(map(int, entry["shape"]))
     parts = []
     for file, offset, part_shape in entry["parts"]:
-        box = Box(tuple(map(int, offset)), tuple(map(int, part_shape)))
+        box = Chunk(tuple(map(int, offset)), tuple(map(int, part_shape)))
         ends = [begin + length for begin, length in zip(box.offset, box.shape, strict=True)]
         inside = zip(box.offset, box.shape, ends, shape, strict=True)
         if not all(begin >= 0 and length >= 0 and end <= limit for begin, length, end, limit in inside):
             raise ValueError(f"{box} lies outside of the shape {shape}")
-        parts.append(StoredPart(folder / file, box))
+        parts.append(ChunkLocation(folder / file, box))
     return Entry(DTYPES[entry["dtype"]], shape, tuple(parts))
 
 

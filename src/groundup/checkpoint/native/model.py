@@ -6,7 +6,7 @@ from typing import Any
 
 from groundup.checkpoint.companions import Companions, companions_of
 from groundup.checkpoint.export import Check, temporary_beside
-from groundup.checkpoint.lazy import StoredModel
+from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.commit import save_files
 from groundup.checkpoint.native.contents import MANIFEST, read_manifest
@@ -23,7 +23,7 @@ from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 _CHECKPOINTS = "checkpoints"
 
 
-def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = False) -> StoredModel:
+def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = False) -> LazyModel:
     """Opens a checkpoint, or the newest sound one of a run folder; with its tokenizer or another.
 
     Args:
@@ -58,7 +58,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
             fix="Its files are as they were saved: open it with the version of groundup that saved it.",
             error=CheckpointError,
         )
-    return StoredModel(
+    return LazyModel(
         config=config,
         weights=Group(folder, "ema" if ema else "model").stored(),
         tokenizer=tokenizer,
@@ -66,7 +66,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         moments=Group(folder, "optimizer").stored(),
         step=manifest.counts.get("step", 0),
         samples=manifest.counts.get("samples", 0),
-        prompt_prefix=tuple(manifest.about.get("prompt_prefix", ())),
+        bos_ids=tuple(manifest.about.get("bos_ids", ())),
         companions=companions,
         megatron_args=manifest.about.get("megatron_args", {}),
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
@@ -74,7 +74,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
 
 
 def write_native(
-    stored: StoredModel,
+    stored: LazyModel,
     folder: Path,
     *,
     on_write: Callable[[int], None] | None = None,
@@ -107,7 +107,7 @@ def write_native(
         "data": "",
         "converted_from": str(stored.source),
         "megatron_args": dict(stored.megatron_args),
-        "prompt_prefix": list(stored.prompt_prefix),
+        "bos_ids": list(stored.bos_ids),
     }
     with temporary_beside(folder) as temporary:
         written = save_files(

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from groundup.checkpoint.native.store import MARKER, remove, step_of, steps_of, verify, verify_sizes
+from groundup.checkpoint.native.store import MARKER, list_checkpoints, remove, step_of, verify, verify_sizes
 from groundup.core.log import logger
 
 
@@ -80,7 +80,7 @@ class Pruning:
         """
         self._sound[saved] = (saved / MARKER).read_bytes()
         self._damaged.pop(saved, None)
-        folders = steps_of(self._dir)
+        folders = list_checkpoints(self._dir)
         later = [folder for folder in folders if step_of(folder) > step_of(saved)]
         found = self._keep.sort([folder for folder in folders if folder not in later], self._damage)
         for folder in found.superfluous:

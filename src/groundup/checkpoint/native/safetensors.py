@@ -14,7 +14,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.core.errors import CheckpointError
 
 _ALIGNMENT = 8
@@ -37,7 +37,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 def write_safetensors(
     path: Path,
-    tensors: Mapping[str, StoredTensor],
+    tensors: Mapping[str, LazyTensor],
     *,
     on_write: Callable[[int], None] | None = None,
 ) -> str:
@@ -115,7 +115,7 @@ class _Flusher:
             self._flush = self._thread.submit(os.fsync, self._descriptor)
 
 
-def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+def read_safetensors(path: Path) -> dict[str, LazyTensor]:
     """The tensors of a file, memory-mapped.
 
     Raises:
@@ -184,8 +184,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(values)
 
 
-def _stored(file: safe_open, name: str) -> StoredTensor:
+def _stored(file: safe_open, name: str) -> LazyTensor:
     part = file.get_slice(name)
-    return StoredTensor(
+    return LazyTensor(
         shape=tuple(part.get_shape()), dtype=DTYPES[part.get_dtype()], read=lambda: file.get_tensor(name)
     )

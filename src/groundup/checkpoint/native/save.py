@@ -21,14 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.lazy import StoredTensor
+from groundup.checkpoint.lazy import LazyTensor
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.commit import complete, write_failure, write_tokenizer
 from groundup.checkpoint.native.contents import PARTS
 from groundup.checkpoint.native.load import file_name, write_parts
 from groundup.checkpoint.native.pruning import Keep, Pruning
 from groundup.checkpoint.native.safetensors import write_safetensors
-from groundup.checkpoint.native.shards import Box, Held, Part, part_of, share_out
+from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_shard_of, plan_save
 from groundup.core.errors import GroundupError, MachineError
 from groundup.core.files import fsync_file, require_free_space
 from groundup.core.log import logger
@@ -73,8 +73,8 @@ class _Job:
 
     step: int
     groups: list[str]
-    tensors: Mapping[Key, StoredTensor]
-    shares: list[dict[Key, Held]]
+    tensors: Mapping[Key, LazyTensor]
+    shares: list[dict[Key, ShardMetadata]]
     state: Mapping[str, Any]
     about: Mapping[str, Any]
     replaces: bool
@@ -113,8 +113,8 @@ class Writer:
         self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if mesh.size > 1 else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[None] | None = None
-        self._plan: dict[Key, Held] = {}
-        self._shares: list[dict[Key, Held]] = []
+        self._plan: dict[Key, ShardMetadata] = {}
+        self._shares: list[dict[Key, ShardMetadata]] = []
         self._copies: dict[Key, Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -149,7 +149,7 @@ class Writer:
         self.finish()
         began = time.monotonic()
         parts = {
-            (group, name): part_of(name, tensor, self._model)
+            (group, name): local_shard_of(name, tensor, self._model)
             for group, tensors in snapshot.groups.items()
             for name, tensor in tensors.items()
         }
@@ -188,15 +188,15 @@ class Writer:
         if writing is not None:
             writing.result()
 
-    def _agreed_shares(self, plan: dict[Key, Held]) -> list[dict[Key, Held]]:
+    def _agreed_shares(self, plan: dict[Key, ShardMetadata]) -> list[dict[Key, ShardMetadata]]:
         """What each rank writes; worked out anew only when what the ranks hold has changed."""
         if self._mesh.any(plan != self._plan):
             self._plan = plan
-            self._shares = share_out(self._mesh.all_gather(plan))
+            self._shares = plan_save(self._mesh.all_gather(plan))
             self._copies.clear()
         return self._shares
 
-    def _prepare(self, step: int, shares: list[dict[Key, Held]]) -> None:
+    def _prepare(self, step: int, shares: list[dict[Key, ShardMetadata]]) -> None:
         temporary = store.temporary_of(self._dir, step)
         store.remove(temporary)
         size_bytes = sum(held.size_bytes for share in shares for held in share.values())
@@ -221,7 +221,7 @@ class Writer:
     def _write_files(self, job: _Job) -> dict[str, dict[str, Any]]:
         """Writes this rank's files; returns their sizes and checksums."""
         temporary = store.temporary_of(self._dir, job.step)
-        by_group: dict[str, dict[str, StoredTensor]] = {group: {} for group in job.groups}
+        by_group: dict[str, dict[str, LazyTensor]] = {group: {} for group in job.groups}
         for (group, name), tensor in job.tensors.items():
             by_group[group][name] = tensor
         files = {}
@@ -288,9 +288,11 @@ class Writer:
 
 def _whole(tensor: Tensor) -> Part:
     shape = tuple(tensor.shape)
-    return Part(Held(tensor.dtype, shape, Box((0,) * tensor.ndim, shape)), tensor, tensor.new_empty(0))
+    return Part(
+        ShardMetadata(tensor.dtype, shape, Chunk((0,) * tensor.ndim, shape)), tensor, tensor.new_empty(0)
+    )
 
 
-def _stored(values: Tensor) -> StoredTensor:
+def _stored(values: Tensor) -> LazyTensor:
     """Values that may be on a GPU, brought to the CPU when they are written."""
-    return StoredTensor(shape=tuple(values.shape), dtype=values.dtype, read=values.cpu)
+    return LazyTensor(shape=tuple(values.shape), dtype=values.dtype, read=values.cpu)

@@ -15,12 +15,12 @@ from torch import Tensor
 from groundup.checkpoint.vocab_padding import has_vocabulary
 from groundup.models import ModelConfig
 
-Plan = Mapping[tuple[str, str], "Held"]
+Plan = Mapping[tuple[str, str], "ShardMetadata"]
 """Group ("model", "optimizer", ...) and name of a tensor -> what a rank holds of it."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Box:
+class Chunk:
     """A rectangular part of a tensor."""
 
     offset: tuple[int, ...]
@@ -31,7 +31,7 @@ class Box:
         """Number of elements; 1 of a scalar's."""
         return math.prod(self.shape)
 
-    def overlap(self, other: "Box") -> "Box | None":
+    def overlap(self, other: "Chunk") -> "Chunk | None":
         """What two boxes of a tensor share; None where they share nothing."""
         begins = [max(pair) for pair in zip(self.offset, other.offset, strict=True)]
         ends = [
@@ -41,9 +41,9 @@ class Box:
             )
         ]
         shape = tuple(end - begin for begin, end in zip(begins, ends, strict=True))
-        return Box(tuple(begins), shape) if all(length > 0 for length in shape) else None
+        return Chunk(tuple(begins), shape) if all(length > 0 for length in shape) else None
 
-    def of(self, tensor: Tensor, holder: "Box") -> Tensor:
+    def of(self, tensor: Tensor, holder: "Chunk") -> Tensor:
         """The view of this box in a tensor that holds ``holder``."""
         for dim, (begin, origin, length) in enumerate(
             zip(self.offset, holder.offset, self.shape, strict=True)
@@ -53,12 +53,12 @@ class Box:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Held:
+class ShardMetadata:
     """What a rank holds of a tensor: dtype and shape of the whole, and the box."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    box: Box
+    box: Chunk
 
     @property
     def size_bytes(self) -> int:
@@ -76,12 +76,12 @@ class Part:
         padding: The rows of padded vocabulary ids that this rank has besides, a view too.
     """
 
-    held: Held
+    held: ShardMetadata
     values: Tensor
     padding: Tensor
 
 
-def part_of(key: str, tensor: Tensor, config: ModelConfig) -> Part:
+def local_shard_of(key: str, tensor: Tensor, config: ModelConfig) -> Part:
     """A rank's part of a parameter, or of something in a parameter's shape.
 
     Args:
@@ -90,7 +90,7 @@ def part_of(key: str, tensor: Tensor, config: ModelConfig) -> Part:
         config: Of the model.
     """
     local = tensor.detach()
-    box = Box((0,) * tensor.ndim, tuple(tensor.shape))
+    box = Chunk((0,) * tensor.ndim, tuple(tensor.shape))
     if hasattr(tensor, "placements"):
         box = local_box(tensor)
         spread: Any = tensor  # a DTensor, whose module takes a while to import
@@ -101,13 +101,15 @@ def part_of(key: str, tensor: Tensor, config: ModelConfig) -> Part:
         shape = (config.vocab_size, *shape[1:])
     rows = box.shape[0] if shape else 0
     true_rows = max(0, min(rows, shape[0] - box.offset[0])) if shape else 0
-    held = Held(tensor.dtype, shape, Box(box.offset, (true_rows, *box.shape[1:])) if shape else box)
+    held = ShardMetadata(
+        tensor.dtype, shape, Chunk(box.offset, (true_rows, *box.shape[1:])) if shape else box
+    )
     if not shape:
         return Part(held, local, local.new_empty(0))
     return Part(held, local[:true_rows], local[true_rows:])
 
 
-def stored_name(key: str, config: ModelConfig) -> str:
+def checkpoint_name(key: str, config: ModelConfig) -> str:
     """The name in a checkpoint of a parameter, or of a "parameter/entry" of the optimizer.
 
     The last stage of a pipeline has a copy of a tied head, which is the embedding.
@@ -116,7 +118,7 @@ def stored_name(key: str, config: ModelConfig) -> str:
     return f"embed.tokens.weight{slash}{entry}" if config.tied_embedding and name == "head.weight" else key
 
 
-def local_box(tensor: Any) -> Box:
+def local_box(tensor: Any) -> Chunk:
     """The box of a DTensor that this rank has.
 
     FSDP cuts what tensor parallelism has cut, though its dimension of the mesh comes first: its placement
@@ -133,10 +135,10 @@ def local_box(tensor: Any) -> Box:
         begin = min(length * mesh.get_local_rank(axis), shape[dim])
         offset[dim] += begin
         shape[dim] = min(length, shape[dim] - begin)
-    return Box(tuple(offset), tuple(shape))
+    return Chunk(tuple(offset), tuple(shape))
 
 
-def share_out(plans: Sequence[Plan]) -> list[dict[tuple[str, str], Held]]:
+def plan_save(plans: Sequence[Plan]) -> list[dict[tuple[str, str], ShardMetadata]]:
     """What each rank writes: every box of every tensor once, the bytes spread as evenly as can be.
 
     All ranks work this out from the same plans. Largest boxes first, each to the holder with the least.
@@ -144,12 +146,12 @@ def share_out(plans: Sequence[Plan]) -> list[dict[tuple[str, str], Held]]:
     Args:
         plans: What each rank holds.
     """
-    holders: dict[tuple[str, str, Box], list[int]] = {}
+    holders: dict[tuple[str, str, Chunk], list[int]] = {}
     for rank, plan in enumerate(plans):
         for (group, name), held in plan.items():
             if held.box.size:
                 holders.setdefault((group, name, held.box), []).append(rank)
-    shares: list[dict[tuple[str, str], Held]] = [{} for _ in plans]
+    shares: list[dict[tuple[str, str], ShardMetadata]] = [{} for _ in plans]
     loads = [0] * len(plans)
     found = [(plans[ranks[0]][key[:2]], key, ranks) for key, ranks in holders.items()]
     for held, (group, name, _), ranks in sorted(
@@ -162,7 +164,7 @@ def share_out(plans: Sequence[Plan]) -> list[dict[tuple[str, str], Held]]:
     return [{key: share[key] for key in sorted(share)} for share in shares]
 
 
-def _require_whole(shares: Sequence[Mapping[tuple[str, str], Held]]) -> None:
+def _require_whole(shares: Sequence[Mapping[tuple[str, str], ShardMetadata]]) -> None:
     """Our own invariant, for a checkpoint that lacks a part would be found out only when it is needed."""
     sizes: dict[tuple[str, str], int] = {}
     shapes: dict[tuple[str, str], tuple[int, ...]] = {}

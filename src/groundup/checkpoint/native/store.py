@@ -109,7 +109,7 @@ def is_checkpoint(folder: Path) -> bool:
     return (folder / MANIFEST).is_file() and any(folder.glob("model*.safetensors"))
 
 
-def newest_verified(checkpoints_dir: Path, mesh: ParallelMesh | None = None) -> Path | None:
+def newest_sound(checkpoints_dir: Path, mesh: ParallelMesh | None = None) -> Path | None:
     """The newest checkpoint that is whole; damaged ones are named in the log. None when there is none."""
     return find_newest(checkpoints_dir, mesh)[0]
 
@@ -149,7 +149,7 @@ def describe_damage(damaged: Mapping[Path, str]) -> str:
     return "; ".join(f"{folder.name}: {reason}" for folder, reason in damaged.items())
 
 
-def steps_of(checkpoints_dir: Path) -> list[Path]:
+def list_checkpoints(checkpoints_dir: Path) -> list[Path]:
     """The checkpoints of a run, sound or not, the oldest first."""
     return list(_newest_first(checkpoints_dir))[::-1]
 
@@ -162,7 +162,7 @@ def is_step(folder: Path) -> bool:
 def step_of(folder: Path) -> int:
     """The step that a checkpoint's folder is named by."""
     match = _FOLDER.fullmatch(folder.name)
-    assert match, "steps_of names such folders only"
+    assert match, "list_checkpoints names such folders only"
     return int(match[1])
 
 

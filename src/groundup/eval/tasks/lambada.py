@@ -90,7 +90,7 @@ def _passages(loaded: LoadedModel, data: Sequence[Path], text_key: str) -> Itera
                 fix="Each passage needs at least two words.",
             )
         target = encode(space + word)
-        ids = [*loaded.prompt_prefix, *encode(context.rstrip()), *target]
+        ids = [*loaded.bos_ids, *encode(context.rstrip()), *target]
         yield _Passage(ids[-longest:], len(target))
 
 

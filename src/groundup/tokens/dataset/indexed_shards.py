@@ -67,7 +67,7 @@ class IndexedParts:
         part: IndexedDataset = self._part(number)
         return self.tokens.begins[number] + part.token_begin(document - self._document_begins[number])
 
-    def part_of(self, document: int) -> tuple[Path, int]:
+    def local_shard_of(self, document: int) -> tuple[Path, int]:
         """The prefix of the part that holds a document, and the document's number there."""
         number = bisect.bisect_right(self._document_begins, document) - 1
         return self.prefixes[number], document - self._document_begins[number]

@@ -88,7 +88,7 @@ def origin_of(source: TokenSource, document: int) -> Origin | None:
         case IndexedDataset() if origins_path(source.prefix).is_file():
             return Origins(source.prefix).origin(document)
         case IndexedParts():
-            prefix, inside = source.part_of(document)
+            prefix, inside = source.local_shard_of(document)
             return Origins(prefix).origin(inside) if origins_path(prefix).is_file() else None
         case FlatShards():
             begin = source.token_begin(document)

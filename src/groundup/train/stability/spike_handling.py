@@ -77,7 +77,7 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
     """Restores the newest sound checkpoint that is far enough back; the position in the data stays."""
     position = run.state.samples
     run.writer.finish()
-    folders = run.mesh.all_gather(store.steps_of(run.checkpoints_dir))[0]
+    folders = run.mesh.all_gather(store.list_checkpoints(run.checkpoints_dir))[0]
     target = _newest_sound([one for one in folders if store.step_of(one) <= step - config.back], run)
     if target is None:
         raise TrainingError(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.formats import open_stored
+from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.lazy import load
 from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.megatron.read import open_megatron
@@ -73,8 +73,8 @@ def test_trackers(broken: Path) -> None:
     tracker.unlink()
     assert not is_megatron(broken)
     with pytest.raises(CheckpointError, match="holds no usable checkpoint"):
-        open_stored(broken)
-    assert open_stored(broken / "iter_0000020").source.name == "iter_0000020"
+        open_lazy(broken)
+    assert open_lazy(broken / "iter_0000020").source.name == "iter_0000020"
 
 
 def encoder(content: dict[str, Any]) -> dict[str, Any]:

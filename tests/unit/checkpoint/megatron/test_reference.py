@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_stored
-from groundup.checkpoint.lazy import StoredModel, load
+from groundup.checkpoint.lazy import LazyModel, load
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
@@ -27,7 +27,7 @@ def reference(shared_data: Path) -> Path:
     return folder
 
 
-def opened(folder: Path) -> StoredModel:
+def opened(folder: Path) -> LazyModel:
     return open_megatron(folder, tokenizer=load_tokenizer("bytes"), vocab_size=600)
 
 

@@ -13,7 +13,7 @@ from groundup.checkpoint.huggingface.names import rules_for
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_stored
 from groundup.checkpoint.lazy import (
     DtypeName,
-    StoredModel,
+    LazyModel,
     in_dtype,
     logical_shapes,
     stored_of,
@@ -34,7 +34,7 @@ from tests.megatron_files import make_version, rank_files, write_checkpoint
 from tests.tiny import tiny_model
 
 
-def require_equal(one: StoredModel, other: StoredModel) -> None:
+def require_equal(one: LazyModel, other: LazyModel) -> None:
     assert one.weights.keys() <= other.weights.keys()
     for name, tensor in other.weights.items():
         found = tensor.read()
