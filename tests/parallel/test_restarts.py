@@ -181,7 +181,7 @@ def test_a_bug_is_tried_twice_and_bad_data_once(data, tmp_path):
     code, stderr = train(config, "--max-restarts", "5", fault="data:0:5:9")
     assert code == 1
     assert stderr.count("groundup: first failure: ") == 1
-    assert "not restarted: DataError would come again until it is mended" in stderr
+    assert "not restarting: DataError is not transient; fix it first" in stderr
 
 
 @pytest.mark.slow

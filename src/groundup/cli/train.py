@@ -133,10 +133,12 @@ def _newest_step(config: "TrainConfig") -> Callable[[], int]:
     from groundup.checkpoint.native.store import find_newest, step_of
     from groundup.tokens.sampling.splits import tokenizer_of_data
 
-    tokenizer = tokenizer_of_data(config.data).fingerprint
+    checkpoints = config.run_dir / "checkpoints"
 
     def newest_step() -> int:
-        newest, _ = find_newest(config.run_dir / "checkpoints", tokenizer=tokenizer)
+        if not checkpoints.is_dir():
+            return 0
+        newest, _ = find_newest(checkpoints, tokenizer=tokenizer_of_data(config.data).fingerprint)
         return step_of(newest) if newest else 0
 
     return newest_step
@@ -148,12 +150,15 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     from groundup.core.log import also_to_file
     from groundup.launch.heartbeat import HeartbeatWriter
     from groundup.launch.watchdog import watchdog
+    from groundup.parallel.mesh import leave_distributed
     from groundup.train.loop import train as run_loop
 
     with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG):
         heartbeat = HeartbeatWriter.from_env()
         with watchdog(config.watchdog, heartbeat):
-            return run_loop(config, evaluate=evaluate, complete=complete, heartbeat=heartbeat)
+            results = run_loop(config, evaluate=evaluate, complete=complete, heartbeat=heartbeat)
+        leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
+        return results
 
 
 @contextlib.contextmanager

@@ -149,3 +149,9 @@ def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device
         device_mesh=device_mesh,
         context=context,
     )
+
+
+def leave_distributed() -> None:
+    """Ends the process groups of this rank, whose threads would abort the process while it exits."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
