@@ -17,7 +17,7 @@ from groundup.checkpoint.native.contents import CHAT_TEMPLATES, TOKENIZER
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import read_json, write_json
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, damage
+from groundup.core.manifest import Manifest, find_damage
 from groundup.tokens.tokenizer.base import Tokenizer
 
 GENERATION = "generation_config.json"
@@ -131,7 +131,7 @@ def companions_of(folder: Path, manifest: Manifest) -> Companions:
         name = path.removeprefix(f"{TOKENIZER}/")
         if name == path or (name not in (*_OF_TOKENIZER, GENERATION) and not _is_template(name)):
             continue
-        if reason := damage(folder, {path: recorded}):
+        if reason := find_damage(folder, {path: recorded}):
             logger.warning("%s: %s: it is left out from here on", folder, reason)
         else:
             found[name] = (folder / path).read_bytes()

@@ -96,4 +96,4 @@ def _sizes(folder: Path) -> dict[str, int]:
         files = read_manifest(folder).files
     except GroundupError as error:
         raise CheckpointError(f"arrived damaged: {error.what}", where=error.where) from None
-    return {name: recorded["bytes"] for name, recorded in files.items()}
+    return {name: recorded.bytes for name, recorded in files.items()}

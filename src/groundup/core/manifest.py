@@ -5,11 +5,69 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from groundup import __version__
-from groundup.core.errors import DataError
+from groundup.core.config_class import NotNegative, config
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import checksum, read_json, write_json
+
+T = TypeVar("T")
+
+
+@config
+class FileRecord:
+    """Size and checksum of a file that a manifest lists."""
+
+    bytes: NotNegative
+    checksum: str
+
+
+def write_manifest(path: Path, manifest: Any) -> None:
+    """Writes a manifest, an instance of a config class, as JSON, atomically."""
+    from groundup.core.config import to_dict
+
+    write_json(path, to_dict(manifest))
+
+
+def read_manifest(path: Path, cls: type[T]) -> T:
+    """Reads a manifest.
+
+    Args:
+        path: Its JSON file.
+        cls: The config class of its kind of artefact, with a literal ``kind`` and ``format_version``.
+
+    Raises:
+        DataError: Missing, not JSON, of another kind or a newer format, or with unknown, missing or malformed
+            fields, each of which is named.
+    """
+    return manifest_from(read_json(path), cls, where=path)
+
+
+def manifest_from(value: Any, cls: type[T], *, where: object) -> T:
+    """A manifest from the value that its JSON file holds; raises as ``read_manifest`` does.
+
+    Args:
+        value: What the file holds.
+        cls: The config class of its kind of artefact.
+        where: The file or the address, for messages.
+    """
+    from groundup.core.config import from_dict
+
+    if not isinstance(value, dict):
+        raise DataError("not a groundup manifest", where=where)
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    expected = (defaults["kind"], defaults["format_version"])
+    found = (value.get("kind"), value.get("format_version", 1))
+    if found != expected:
+        raise DataError(
+            f"holds {found[0]!r} (format {found[1]}), expected {expected[0]!r} (format {expected[1]})",
+            where=where,
+        )
+    try:
+        return from_dict(cls, value, where="")
+    except ConfigError as error:
+        raise DataError(f"the manifest is damaged: {error}", where=where, fix=_FIX) from None
 
 
 def fingerprint(value: Any) -> str:
@@ -27,7 +85,7 @@ class Manifest:
         fingerprint: Of the config and inputs that made it: equal fingerprint, equal content.
         inputs: Name -> fingerprint or checksum of what it was made from.
         counts: Documents, tokens, bytes, drops by reason, ...
-        files: Name relative to the manifest's folder -> {"bytes", "checksum"}.
+        files: Name relative to the manifest's folder -> its size and checksum.
         about: Anything a reader needs besides (tokenizer, dtype, config).
     """
 
@@ -35,7 +93,7 @@ class Manifest:
     fingerprint: str = ""
     inputs: dict[str, str] = dataclasses.field(default_factory=dict)
     counts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord] = dataclasses.field(default_factory=dict)
     about: dict[str, Any] = dataclasses.field(default_factory=dict)
     format_version: int = 1
     groundup_version: str = __version__
@@ -65,7 +123,8 @@ class Manifest:
             raise DataError("not a groundup manifest of this version", where=where)
         if missing := _malformed(value):
             raise DataError(f"the manifest is damaged: {missing}", where=where, fix=_FIX)
-        manifest = cls(**value)
+        files = {name: FileRecord(**entry) for name, entry in value.get("files", {}).items()}
+        manifest = cls(**{**value, "files": files})
         if manifest.kind != kind or manifest.format_version > 1:
             raise DataError(
                 f"holds {manifest.kind} (format {manifest.format_version}), expected {kind} (format 1)",
@@ -107,28 +166,27 @@ def _malformed(value: dict[str, Any]) -> str:
 
 def describe_files(
     folder: Path, names: list[str], *, on_read: Callable[[int], None] | None = None
-) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each named file, for ``Manifest.files``; ``on_read`` is told of each piece."""
+) -> dict[str, FileRecord]:
+    """Size and checksum of each named file of a folder; ``on_read`` gets the number of bytes of each read."""
     return {
-        name: {
-            "bytes": (folder / name).stat().st_size,
-            "checksum": checksum(folder / name, on_read=on_read),
-        }
+        name: FileRecord(
+            bytes=(folder / name).stat().st_size, checksum=checksum(folder / name, on_read=on_read)
+        )
         for name in names
     }
 
 
-def damage(
-    folder: Path, files: dict[str, dict[str, Any]], *, on_read: Callable[[int], None] | None = None
-) -> str:
-    """Why the files do not match their recorded sizes and checksums; empty when they do."""
+def find_damage(
+    folder: Path, files: dict[str, FileRecord], *, on_read: Callable[[int], None] | None = None
+) -> str | None:
+    """Finds the first file that does not have its recorded size and checksum; None where all have."""
     for name, recorded in files.items():
         path = folder / name
         if not path.is_file():
             return f"{name} is missing"
         size = path.stat().st_size
-        if size != recorded["bytes"]:
-            return f"{name} has {size:,} bytes, expected {recorded['bytes']:,}"
-        if checksum(path, on_read=on_read) != recorded["checksum"]:
+        if size != recorded.bytes:
+            return f"{name} has {size:,} bytes, expected {recorded.bytes:,}"
+        if checksum(path, on_read=on_read) != recorded.checksum:
             return f"{name} does not match its checksum"
-    return ""
+    return None

@@ -251,7 +251,7 @@ def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
     except DataError as error:
         logger.warning("building anew: %s", error)
         return None
-    sizes = {name: entry["bytes"] for name, entry in manifest.files.items()}
+    sizes = {name: entry.bytes for name, entry in manifest.files.items()}
     whole = all(
         (output_dir / name).is_file() and (output_dir / name).stat().st_size == size
         for name, size in sizes.items()

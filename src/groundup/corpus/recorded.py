@@ -42,7 +42,7 @@ class CorpusManifests:
             return None
         entry = manifest.files[path.name]
         content = f"{manifest.counts.get('documents', 0):,} documents" if path.name == DOCUMENTS else ""
-        recorded = RecordedFile(path.parent / MANIFEST, entry["bytes"], entry["checksum"], content)
+        recorded = RecordedFile(path.parent / MANIFEST, entry.bytes, entry.checksum, content)
         mismatch = recorded.size_mismatch(file.size_bytes)
         if mismatch and bad_records and bad_records.policy.is_fatal(DAMAGED_FILE):
             bad_records.add(str(path), DAMAGED_FILE, detail=mismatch)

@@ -13,6 +13,7 @@ from groundup.checkpoint.native.contents import read_manifest
 from groundup.checkpoint.native.load import Group, file_name, group_names, write_parts
 from groundup.checkpoint.native.safetensors import write_safetensors
 from groundup.checkpoint.native.shards import Chunk, ShardMetadata
+from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import checksum
 from groundup.core.manifest import Manifest, describe_files
@@ -91,7 +92,8 @@ def test_paths_out_of_the_folder_are_refused(one, two, name) -> None:
         Group(two, "model")
     files = read_manifest(one).files
     for listed in (name, f"tokenizer/{name}"):
-        rewrite_manifest(one, files={**files, listed: files["model.safetensors"]})
+        recorded = {**files, listed: files["model.safetensors"]}
+        rewrite_manifest(one, files={name: to_dict(record) for name, record in recorded.items()})
         assert "manifest.json: names a file outside of the checkpoint" in store.verify(one), listed
         with pytest.raises(CheckpointError, match="names a file outside of the checkpoint"):
             group_names(one)

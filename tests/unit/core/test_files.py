@@ -8,7 +8,7 @@ import zstandard
 from groundup.core.compressed import open_decompressed
 from groundup.core.errors import DataError, MachineError
 from groundup.core.files import atomic_write, read_json, require_free_space, write_json
-from groundup.core.manifest import Manifest, damage, describe_files, fingerprint
+from groundup.core.manifest import Manifest, describe_files, find_damage, fingerprint
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -53,13 +53,13 @@ def test_manifest_round_trip_and_damage(tmp_path):
     assert Manifest.read(tmp_path / "manifest.json", "tokens") == manifest
     with pytest.raises(DataError, match="holds tokens"):
         Manifest.read(tmp_path / "manifest.json", "checkpoint")
-    assert damage(tmp_path, manifest.files) == ""
+    assert find_damage(tmp_path, manifest.files) is None
     (tmp_path / "data").write_bytes(b"abd")
-    assert damage(tmp_path, manifest.files) == "data does not match its checksum"
+    assert find_damage(tmp_path, manifest.files) == "data does not match its checksum"
     (tmp_path / "data").write_bytes(b"ab")
-    assert damage(tmp_path, manifest.files) == "data has 2 bytes, expected 3"
+    assert find_damage(tmp_path, manifest.files) == "data has 2 bytes, expected 3"
     (tmp_path / "data").unlink()
-    assert damage(tmp_path, manifest.files) == "data is missing"
+    assert find_damage(tmp_path, manifest.files) == "data is missing"
 
 
 def test_a_foreign_file_is_no_manifest(tmp_path):

@@ -25,7 +25,7 @@ from groundup.checkpoint.native.store import (
 from groundup.core.errors import MachineError
 from groundup.core.files import atomic_write, checksum, fsync_dir, fsync_file, require_free_space
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import FileRecord, Manifest, describe_files
 from groundup.tokens.tokenizer.base import Tokenizer
 
 _REPLACED = ".{}.replaced"
@@ -91,7 +91,7 @@ def complete(
     temporary: Path,
     folder: Path,
     *,
-    files: Mapping[str, Mapping[str, Any]],
+    files: Mapping[str, FileRecord],
     state: Mapping[str, Any],
     about: Mapping[str, Any],
     replaces: bool = False,
@@ -108,7 +108,7 @@ def complete(
     """
     manifest = Manifest(
         kind="checkpoint",
-        files={name: dict(described) for name, described in files.items()},
+        files=dict(files),
         counts=dict(state),
         about=dict(about),
     )

@@ -32,7 +32,7 @@ from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_
 from groundup.core.errors import GroundupError, MachineError
 from groundup.core.files import fsync_file, require_free_space
 from groundup.core.log import logger
-from groundup.core.manifest import describe_files
+from groundup.core.manifest import FileRecord, describe_files
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig
 from groundup.parallel.mesh import ParallelMesh
@@ -212,13 +212,13 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         """Writes this rank's files, and completes the checkpoint once all ranks have."""
-        files: dict[str, dict[str, Any]] = {}
+        files: dict[str, FileRecord] = {}
         gather = functools.partial(self._gather, group=self._group)
         for written in self._together(lambda: self._write_files(job), job.step, gather):
             files.update(written)
         self._together(lambda: self._complete(job, files) if self._mesh.is_first else None, job.step, gather)
 
-    def _write_files(self, job: _Job) -> dict[str, dict[str, Any]]:
+    def _write_files(self, job: _Job) -> dict[str, FileRecord]:
         """Writes this rank's files; returns their sizes and checksums."""
         temporary = store.temporary_of(self._dir, job.step)
         by_group: dict[str, dict[str, LazyTensor]] = {group: {} for group in job.groups}
@@ -231,10 +231,10 @@ class Writer:
             path = temporary / file_name(group, self._mesh.rank, self._mesh.size)
             checksum = write_safetensors(path, tensors)
             fsync_file(path)
-            files[path.name] = {"bytes": path.stat().st_size, "checksum": checksum}
+            files[path.name] = FileRecord(bytes=path.stat().st_size, checksum=checksum)
         return files
 
-    def _complete(self, job: _Job, files: dict[str, dict[str, Any]]) -> None:
+    def _complete(self, job: _Job, files: dict[str, FileRecord]) -> None:
         temporary = store.temporary_of(self._dir, job.step)
         others: list[str] = []
         if self._mesh.size > 1:
@@ -247,7 +247,7 @@ class Writer:
         complete(temporary, folder, files=files, state=dict(job.state), about=about, replaces=job.replaces)
         store.point_latest(folder)
         seconds = time.monotonic() - job.began
-        size_bytes = sum(described["bytes"] for described in files.values())
+        size_bytes = sum(described.bytes for described in files.values())
         logger.info("saved %s (%sB in %.1f s)", folder, human_count(size_bytes), seconds)
         self._pruning.after_saving(folder)
 

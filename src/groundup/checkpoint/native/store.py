@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from groundup.checkpoint.native.contents import (
     MANIFEST,
@@ -25,7 +24,7 @@ from groundup.checkpoint.native.contents import (
 from groundup.core.errors import CheckpointError, GroundupError
 from groundup.core.files import checksum
 from groundup.core.log import logger
-from groundup.core.manifest import damage
+from groundup.core.manifest import FileRecord, find_damage
 from groundup.parallel.mesh import ParallelMesh
 
 MARKER = "COMPLETE"  # holds the checksum of the manifest, which has those of all other files
@@ -71,9 +70,9 @@ def damage_of(folder: Path, mesh: ParallelMesh | None = None) -> Damage:
     if mesh is None or mesh.size == 1:
         return _damage_of_listed(folder, _files(folder))
     listed = mesh.all_gather(_files(folder) if mesh.is_first else None)[0]
-    shares: list[dict[str, dict[str, Any]]] = [{} for _ in range(mesh.size)]
-    for name, recorded in sorted(listed.files.items(), key=lambda item: -item[1]["bytes"]):
-        least = min(shares, key=lambda share: sum(one["bytes"] for one in share.values()))
+    shares: list[dict[str, FileRecord]] = [{} for _ in range(mesh.size)]
+    for name, recorded in sorted(listed.files.items(), key=lambda item: -item[1].bytes):
+        least = min(shares, key=lambda share: sum(one.bytes for one in share.values()))
         least[name] = recorded
     own = dataclasses.replace(listed, files=shares[mesh.rank])
     every: list[Damage] = mesh.all_gather(_damage_of_listed(folder, own))
@@ -95,9 +94,9 @@ def verify_sizes(folder: Path) -> str:
     for name, recorded in listed.files.items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else -1
-        if size != recorded["bytes"]:
+        if size != recorded.bytes:
             return (
-                f"{name} has {size:,} bytes, expected {recorded['bytes']:,}"
+                f"{name} has {size:,} bytes, expected {recorded.bytes:,}"
                 if size >= 0
                 else f"{name} is missing"
             )
@@ -203,7 +202,7 @@ def resolve(path: Path) -> Path:
 class _Listed(Damage):
     """The files that a checkpoint should have, and what is wrong before any of them is read."""
 
-    files: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord] = dataclasses.field(default_factory=dict)
 
 
 def _files(folder: Path) -> _Listed:
@@ -226,8 +225,8 @@ def _damage_of_listed(folder: Path, listed: _Listed) -> Damage:
     tokenizer = {name: listed.files[name] for name in listed.files if name.startswith(f"{TOKENIZER}/")}
     state = {name: listed.files[name] for name in listed.files if name not in tokenizer}
     return Damage(
-        state=listed.state or damage(folder, state),
-        tokenizer=listed.tokenizer or damage(folder, tokenizer),
+        state=listed.state or find_damage(folder, state) or "",
+        tokenizer=listed.tokenizer or find_damage(folder, tokenizer) or "",
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from groundup.core.errors import DataError
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, damage
+from groundup.core.manifest import FileRecord, Manifest, find_damage
 from groundup.core.progress import Progress
 from groundup.core.vocabulary import padded_vocab_size, require_same_tokenizer
 from groundup.tokens.dataset.indexed import bin_path, idx_path, strip_ending
@@ -71,13 +71,13 @@ def complete_manifest(prefix: Path) -> Manifest | None:
         return None
     manifest = Manifest.read(manifest_path(prefix), "tokens")
     files = recorded_files(prefix, manifest)
-    paths = {prefix.with_name(name): recorded["bytes"] for name, recorded in files.items()}
+    paths = {prefix.with_name(name): recorded.bytes for name, recorded in files.items()}
     whole = all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
     tokenizer_there = holds_tokenizer(prefix.parent / manifest.about["tokenizer"]["folder"])
     return manifest if whole and tokenizer_there else None
 
 
-def recorded_files(prefix: Path, manifest: Manifest) -> dict[str, dict[str, Any]]:
+def recorded_files(prefix: Path, manifest: Manifest) -> dict[str, FileRecord]:
     """Name -> size and checksum of a dataset's files, as they are called now if it was renamed since."""
     tokens = next((name for name in manifest.files if name.endswith(".bin")), "")
     before = tokens.removesuffix(".bin")
@@ -94,9 +94,9 @@ def require_as_recorded(prefix: Path) -> None:
         DataError: The first file that has not.
     """
     files = recorded_files(prefix, Manifest.read(manifest_path(prefix), "tokens"))
-    size = sum(recorded["bytes"] for recorded in files.values())
+    size = sum(recorded.bytes for recorded in files.values())
     with Progress(f"checksums of {prefix}", size, "B") as progress:
-        harm = damage(prefix.parent, files, on_read=progress.add)
+        harm = find_damage(prefix.parent, files, on_read=progress.add)
     if harm:
         raise DataError(
             harm, where=manifest_path(prefix), fix="Build the data again with `groundup tokens build`."

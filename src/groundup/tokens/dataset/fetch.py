@@ -161,13 +161,13 @@ def _dataset(store: ObjectStore, prefix: str, target: Path) -> _Item:
             fix="The files there were renamed: give them their old names.",
         )
     for url, one in recorded.items():
-        if (size := store.size(url)) != one["bytes"]:
+        if (size := store.size(url)) != one.bytes:
             raise DataError(
-                f"its manifest says {one['bytes']:,} bytes, there are {size or 0:,}",
+                f"its manifest says {one.bytes:,} bytes, there are {size or 0:,}",
                 where=url,
                 fix="Put the right file there.",
             )
-    files = [Download(url, paths[url], one["bytes"], one["checksum"]) for url, one in recorded.items()]
+    files = [Download(url, paths[url], one.bytes, one.checksum) for url, one in recorded.items()]
     about = manifest.about | (
         {"origins": paths[urls[".origins"]].name} if "origins" in manifest.about else {}
     )

@@ -20,7 +20,7 @@ from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Writer
 from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
-from groundup.core.manifest import Manifest, damage, describe_files
+from groundup.core.manifest import Manifest, describe_files, find_damage
 from groundup.parallel.device import describe
 from groundup.tokens.sampling.trace import Piece, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -187,7 +187,7 @@ def read_dump(folder: Path) -> StepDump:
     facts = StepRecord(**{**given, "loss": float(given["loss"]), "grad_norm": float(given["grad_norm"])})
     before = store.folder_of(folder / _BEFORE, facts.step - 1)
     unlisted = "" if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
-    if reason := unlisted or damage(folder, manifest.files) or store.verify(before):
+    if reason := unlisted or find_damage(folder, manifest.files) or store.verify(before):
         raise CheckpointError(f"the bundle is damaged: {reason}", where=folder)
     return StepDump(
         folder=folder,
