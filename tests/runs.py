@@ -4,7 +4,7 @@ from pathlib import Path
 
 import orjson
 
-from groundup.cli.callbacks import complete, evaluate
+from groundup.cli.train import complete, evaluate
 from groundup.core.config import resolve, to_yaml
 from groundup.tokens.tokenize import build_tokens
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from groundup.cli.app import build_app
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve
 from groundup.train.config import TrainConfig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve, to_yaml
 from groundup.train.config import TrainConfig
 from tests.parallel.test_restarts import PROGRAM, curve, wait_for_steps

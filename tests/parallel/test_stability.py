@@ -10,7 +10,7 @@ import torch
 
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.load import Group
-from groundup.cli.callbacks import evaluate
+from groundup.cli.train import evaluate
 from groundup.core.errors import TrainingError
 from groundup.eval.perplexity import Evaluation
 from groundup.parallel.dtensor import local

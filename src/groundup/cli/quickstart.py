@@ -132,7 +132,7 @@ def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer"
 
 
 def _preset_config(preset: str, *overrides: str) -> "TrainConfig":
-    from groundup.cli.presets import presets
+    from groundup.cli.run_config import presets
     from groundup.core.config import resolve
     from groundup.train.config import TrainConfig
 

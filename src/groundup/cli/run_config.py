@@ -1,11 +1,11 @@
-"""The config that a command line means for a training run."""
+"""The config that a command line gives a training run, and the presets that it may begin with."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groundup.cli.presets import presets
 from groundup.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ OF_TOKENIZER = "the tokenizer of "
 """What the origin of a vocabulary begins with that is not the preset's."""
 
 _VOCABULARY = "model.vocab_size"
+
+
+def presets() -> dict[str, Path]:
+    """The configs that come with groundup: name -> YAML file."""
+    folder = Path(str(files("groundup") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
 def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainConfig]":

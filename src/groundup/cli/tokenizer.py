@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from groundup.cli.bad_record_options import chosen_policy
-from groundup.cli.tokenizer_choice import tokenizer_and_words
+from groundup.cli.options import chosen_policy, tokenizer_and_words
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count

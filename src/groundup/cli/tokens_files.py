@@ -1,4 +1,4 @@
-"""``groundup tokens``: looking at tokenized datasets, checking and merging them."""
+"""``groundup tokens inspect`` and ``verify``: what token files hold, and whether it is sound."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.cli.options import named_tokenizer
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
@@ -15,7 +15,6 @@ from groundup.tokens.dataset.dataset_manifest import manifest_path, require_as_r
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.dataset.indexed_shards import IndexedParts
-from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.dataset.open import open_source
 from groundup.tokens.dataset.provenance import added_counts, common_tokenizer
 from groundup.tokens.dataset.token_source import TokenSource
@@ -55,7 +54,7 @@ def inspect(
         documents: How many documents to show.
         characters: How much of each.
     """
-    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    named = named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
     source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
     known = _tokenizer_of(source, named)
     rows = _rows(source, known)
@@ -93,7 +92,7 @@ def verify(
         end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
             tokenizer's.
     """
-    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    named = named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
     source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
     known = _tokenizer_of(source, named)
     prefixes = _prefixes(source)
@@ -116,59 +115,6 @@ def verify(
     said = f"{', '.join(right[:-1])} and {right[-1]} are" if len(right) > 1 else f"{right[0]} is"
     rest = f"; unchecked: {', '.join(unchecked)}" if unchecked else ""
     sys.stdout.write(f"{source.name}: {said} right{rest}\n")
-
-
-def merge(
-    *sources: Path,
-    prefix: Path,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
-) -> None:
-    """Merge token files into one PREFIX.bin and PREFIX.idx.
-
-    Parts in Megatron-LM's format give byte for byte what its merge_datasets.py gives, in the order named; a
-    folder stands for its parts in the order of their names. Shards of build-nanogpt and llm.c are converted:
-    their stream of tokens stays as it is, and each document begins with the id that opens it there. Run
-    again with unchanged files, it finds its work done (where the tokenizer is known).
-
-    For example:
-
-        groundup tokens merge parts/ --prefix data/all
-        groundup tokens merge books_text_document wiki_text_document --prefix data/books_and_wiki
-        groundup tokens merge 'edu_fineweb10B/*train*.npy' --prefix data/fineweb_train --tokenizer gpt2
-
-    Args:
-        sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
-        prefix: Of what is written.
-        tokenizer: That the data was built with, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
-    """
-    report = merge_tokens(
-        sources,
-        prefix,
-        tokenizer=_named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model),
-        end_of_document_id=end_of_document_id,
-    )
-    sys.stdout.write(
-        f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
-        f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
-        f" merged files: {report.num_parts:,}\n"
-    )
-
-
-def _named_tokenizer(
-    tokenizer: Path | None, vocab_file: Path | None, merge_file: Path | None, tokenizer_model: Path | None
-) -> Tokenizer | None:
-    if tokenizer is None and vocab_file is None and merge_file is None and tokenizer_model is None:
-        return None
-    return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
 
 
 def _opening_id(given: int | None, tokenizer: Tokenizer | None) -> int | None:

@@ -9,7 +9,7 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import config, from_tree
 from groundup.core.config_sources import merged
 from groundup.core.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ import pytest
 from groundup.cli import tokenizer as verbs
 from groundup.cli.app import run
 from groundup.cli.corpus import build as build_corpus
-from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.cli.options import chosen_tokenizer
 from groundup.cli.tokens import build as build_tokens
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.tokens.tokenizer.gpt2 import cache_dir

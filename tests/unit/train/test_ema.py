@@ -5,7 +5,7 @@ import torch
 
 from groundup.checkpoint.formats import open_model
 from groundup.checkpoint.native.load import Group
-from groundup.cli.callbacks import evaluate
+from groundup.cli.train import evaluate
 from groundup.core.errors import CheckpointError
 from groundup.train.ema import WeightAverage
 from groundup.train.setup import build_run

@@ -1,9 +1,10 @@
-"""Which tokenizer a command line means: a folder, file or name, or the files under Megatron-LM's flags."""
+"""Flags that several verbs share."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError
+from groundup.corpus.bad_records import Action, BadRecordPolicy
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
 
@@ -49,6 +50,15 @@ def chosen_tokenizer(
     )
 
 
+def named_tokenizer(
+    tokenizer: Path | None, vocab_file: Path | None, merge_file: Path | None, tokenizer_model: Path | None
+) -> Tokenizer | None:
+    """The tokenizer that the flags name; None where they name none."""
+    if tokenizer is None and vocab_file is None and merge_file is None and tokenizer_model is None:
+        return None
+    return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+
+
 def tokenizer_and_words(
     words: Sequence[str],
     tokenizer: Path | None,
@@ -65,3 +75,16 @@ def tokenizer_and_words(
     if rest and not (tokenizer or vocab_file or merge_file or tokenizer_model):
         tokenizer = Path(rest.pop(0))
     return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model), rest
+
+
+def chosen_policy(action: Action, max_bad: float) -> BadRecordPolicy:
+    """The policy that ``--bad-records`` and ``--max-bad`` name.
+
+    Raises:
+        ConfigError: ``--max-bad`` is no share.
+    """
+    if not 0 <= max_bad <= 1:
+        raise ConfigError(
+            f"{max_bad:g} is no share of the records", where="--max-bad", fix="Give a number from 0 to 1."
+        )
+    return BadRecordPolicy(action=action, max_bad=max_bad)
