@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 
+from groundup.cli.options import Switch
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.progress import Progress
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
-def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
+def ls(run: Path, *, quick: Switch = False) -> None:
     """List the checkpoints of a run, the newest last: step, time, size, and whether each is whole.
 
     For example:
@@ -52,7 +53,7 @@ def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = F
         )
 
 
-def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
+def show(path: Path, *, tensors: Switch = False) -> None:
     """Show what a checkpoint holds: architecture, progress, layout that saved it, tensors by group.
 
     For example:
@@ -191,7 +192,7 @@ def prune(
     *,
     keep_last: int = 1,
     keep_every: int = 0,
-    dry_run: Annotated[bool, cyclopts.Parameter(negative="")] = False,
+    dry_run: Switch = False,
 ) -> None:
     """Remove old checkpoints of a run; damaged ones do not count as kept, and are left for you to remove.
 

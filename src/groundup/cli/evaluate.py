@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions, Switch
+
 if TYPE_CHECKING:
     from groundup.eval.tasks import Results
 
@@ -26,9 +28,8 @@ def evaluate(
     batch_size: int | None = None,
     max_tokens: int | None = None,
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    ema: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    options: ModelOptions = MODEL_AS_IT_IS,
+    json: Switch = False,
 ) -> None:
     """Measure a model.
 
@@ -62,11 +63,8 @@ def evaluate(
         batch_size: Windows or passages at a time; changes speed and memory, not the result.
         max_tokens: Predict only the first so many tokens; 0 (the default): all.
         precision: Format of the matrix products.
-        device: Where to compute; auto takes a GPU where there is one.
-        ema: Measure the average of the weights that a run with ema.decay keeps.
         json: Print one JSON object a task instead of a table.
     """
-    from groundup.checkpoint.formats import open_model
     from groundup.core.errors import ConfigError
     from groundup.parallel.device import choose_device
     from groundup.parallel.precision import choose_precision
@@ -75,9 +73,8 @@ def evaluate(
         raise ConfigError(
             "--split has no effect on all documents", fix="Add --split-name train, validation or test."
         )
-    where = choose_device(device)
-    loaded = open_model(path, device=where, ema=ema)
-    options = {
+    loaded = options.open(path)
+    given = {
         "split_name": split_name,
         "split": split or (_split_of_run(loaded.source) if split_name not in (None, "all") else None),
         "text_key": key,
@@ -86,12 +83,12 @@ def evaluate(
         "max_tokens": max_tokens,
     }
     for kind in tasks:
-        task = _task(kind, {name: value for name, value in options.items() if value is not None})
-        with choose_precision(precision, where).autocast():
+        task = _task(kind, {name: value for name, value in given.items() if value is not None})
+        with choose_precision(precision, choose_device(options.device)).autocast():
             results = task.measure(loaded, data)
         if json:
             about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in data]}
-            print(json_format.dumps({**about, "ema": ema, **_options_of(task), **results}))
+            print(json_format.dumps({**about, "ema": options.ema, **_options_of(task), **results}))
         else:
             print(f"{kind} of {loaded.source} on {', '.join(map(str, data))}")
             _print_table(results)

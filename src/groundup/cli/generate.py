@@ -3,9 +3,11 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions
 
 if TYPE_CHECKING:
     from groundup.checkpoint.loaded_model import LoadedModel
@@ -24,8 +26,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     num_samples: int = 1,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    ema: Annotated[bool, Parameter(negative="")] = False,
+    options: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
     """Complete a prompt; the prompt and its completion go to stdout as they come.
 
@@ -50,15 +51,11 @@ def generate(
         top_p: Draw among the most probable tokens that together have this probability; 1: among all.
         seed: Of the draws; sample i draws with seed + i.
         num_samples: How many completions of the prompt.
-        device: Where to compute; auto takes a GPU where there is one.
-        ema: Use the average of the weights that a run with ema.decay keeps.
     """
-    from groundup.checkpoint.formats import open_model
     from groundup.core.config import from_dict
     from groundup.core.errors import ConfigError
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
-    from groundup.parallel.device import choose_device
 
     if prompt is not None and prompt_file is not None:
         raise ConfigError("--prompt and --prompt-file are both given", fix="Give one of them.")
@@ -78,7 +75,7 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
-    loaded = open_model(path, device=choose_device(device), ema=ema)
+    loaded = options.open(path)
     engine = Engine(loaded)
     if prompt is None:
         _converse(engine, loaded, sampling, max_new_tokens, seed, num_samples)

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from groundup.cli.options import Device
+
 if TYPE_CHECKING:
     from groundup.train.stability.replay import Replayer, SampleResult
 
@@ -13,7 +15,7 @@ _SHOWN_DOCUMENTS = 3
 def replay(
     bundle: Path,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     samples: bool = True,
     characters: int = 200,
@@ -36,7 +38,6 @@ def replay(
 
     Args:
         bundle: Its folder.
-        device: Where to compute; auto takes a GPU where there is one.
         precision: Of the matrix products, instead of the run's: is that the reason?
         samples: Whether to run each sample alone too, which takes as long as the step.
         characters: How much of each document of the worst samples to show; 0 for origins alone.

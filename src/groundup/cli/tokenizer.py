@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from groundup.cli.options import chosen_policy, tokenizer_and_words
+from groundup.cli.options import NO_TOKENIZER, TokenizerOptions, chosen_policy
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
@@ -70,10 +70,7 @@ def train(
 
 def inspect(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
     tp: int = 1,
     key: str = "text",
     max_megabytes: float = 10,
@@ -94,17 +91,13 @@ def inspect(
     Args:
         words: The tokenizer, unless a flag names it; then documents to measure on: files, folders and
             quoted globs.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
         tp: Tensor-parallel degree: shows the size padded to 128 times it, as Megatron-LM pads.
         key: The JSON field that holds the text.
         max_megabytes: Measure on so many megabytes of text; 0 reads everything.
     """
     if tp < 1:
         raise ConfigError(f"{tp} is no degree", where="--tp", fix="Give 1 or more.")
-    loaded, sources = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, sources = tokenizer.load_or_first(words)
     rows = _description(loaded, tp)
     if sources:
         with BadRecords(BadRecordPolicy()) as bad:
@@ -116,10 +109,7 @@ def inspect(
 
 def encode(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
 ) -> None:
     """Print the ids of a text; without a text, of standard input.
 
@@ -134,22 +124,15 @@ def encode(
 
     Args:
         words: The tokenizer, unless a flag names it; then the text, whose words are joined by blanks.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
-    loaded, text = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, text = tokenizer.load_or_first(words)
     content = " ".join(text) if text else sys.stdin.read()
     sys.stdout.write(" ".join(map(str, loaded.encode(content))) + "\n")
 
 
 def decode(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
 ) -> None:
     """Print the text of ids; without ids, of those on standard input.
 
@@ -160,12 +143,8 @@ def decode(
 
     Args:
         words: The tokenizer, unless a flag names it; then token ids.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
-    loaded, ids = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, ids = tokenizer.load_or_first(words)
     where = "command line" if ids else "standard input"
     try:
         numbers = [int(word) for word in (ids or sys.stdin.read().split())]

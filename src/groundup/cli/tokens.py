@@ -6,7 +6,13 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 
-from groundup.cli.options import chosen_policy, chosen_tokenizer, named_tokenizer
+from groundup.cli.options import (
+    NO_DATA_TOKENIZER,
+    NO_TOKENIZER,
+    DataTokenizerOptions,
+    TokenizerOptions,
+    chosen_policy,
+)
 from groundup.core.errors import ConfigError
 from groundup.core.executor.tasks import RayRunner
 from groundup.core.progress import human_count
@@ -19,10 +25,7 @@ from groundup.tokens.tokenize import build_rank, build_tokens
 def build(
     *sources: Path,
     prefix: Path,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
     key: Annotated[tuple[str, ...], cyclopts.Parameter(negative="")] = ("text",),
     append_end_of_document: bool = True,
     workers: int | None = None,
@@ -60,11 +63,6 @@ def build(
     Args:
         sources: JSONL and text files, plain, .gz or .zst; Parquet; folders (to any depth); quoted globs.
         prefix: Path and beginning of the names of what is written.
-        tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
-            name: gpt2, bytes, tiktoken:cl100k_base.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
         key: The JSON field or Parquet column that holds the text; each of several (--key title --key body)
             goes into files of its own.
         append_end_of_document: Close each document with the end-of-document id.
@@ -93,7 +91,7 @@ def build(
         "workers": workers,
         "bad_records": chosen_policy(bad_records, max_bad),
     }
-    loaded = chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded = tokenizer.load()
     if rank is not None and world_size is not None:
         done = build_rank(sources, prefix, loaded, rank=rank, world_size=world_size, **settings)
         sys.stdout.write(
@@ -118,11 +116,7 @@ def build(
 def merge(
     *sources: Path,
     prefix: Path,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
 ) -> None:
     """Merge token files into one PREFIX.bin and PREFIX.idx.
 
@@ -140,18 +134,12 @@ def merge(
     Args:
         sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
         prefix: Of what is written.
-        tokenizer: That the data was built with, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
     """
     report = merge_tokens(
         sources,
         prefix,
-        tokenizer=named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model),
-        end_of_document_id=end_of_document_id,
+        tokenizer=tokenizer.find(),
+        end_of_document_id=tokenizer.end_of_document_id,
     )
     sys.stdout.write(
         f"{report.prefix}{' (was there already)' if report.reused else ''}\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from groundup.cli.options import named_tokenizer
+from groundup.cli.options import NO_DATA_TOKENIZER, DataTokenizerOptions
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
@@ -24,11 +24,7 @@ from groundup.tokens.tokenizer.base import Tokenizer
 def inspect(
     data: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
     documents: int = 3,
     characters: int = 300,
 ) -> None:
@@ -45,18 +41,10 @@ def inspect(
 
     Args:
         data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
-        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
         documents: How many documents to show.
         characters: How much of each.
     """
-    named = named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
-    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
-    known = _tokenizer_of(source, named)
+    source, known = _open(data, tokenizer)
     rows = _rows(source, known)
     width = max(len(name) for name, _ in rows)
     sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
@@ -70,11 +58,7 @@ def inspect(
 def verify(
     data: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
 ) -> None:
     """Check token files: their structure, that each id is in the vocabulary, and their checksums.
 
@@ -85,16 +69,8 @@ def verify(
 
     Args:
         data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
-        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
     """
-    named = named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
-    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
-    known = _tokenizer_of(source, named)
+    source, known = _open(data, tokenizer)
     prefixes = _prefixes(source)
     for prefix in prefixes:
         check_index(IndexedDataset(prefix))
@@ -117,19 +93,21 @@ def verify(
     sys.stdout.write(f"{source.name}: {said} right{rest}\n")
 
 
-def _opening_id(given: int | None, tokenizer: Tokenizer | None) -> int | None:
-    return tokenizer.end_of_document_id if given is None and tokenizer else given
+def _open(data: Path, options: DataTokenizerOptions) -> tuple[TokenSource, Tokenizer | None]:
+    """Opens token files; the tokenizer is the one of the flags or, where they name none, of the manifests."""
+    named = options.find()
+    opening_id = options.end_of_document_id
+    if opening_id is None and named:
+        opening_id = named.end_of_document_id
+    source = open_source(data, end_of_document_id=opening_id)
+    prefixes = _prefixes(source)
+    return source, common_tokenizer(prefixes, named) if prefixes else named
 
 
 def _prefixes(source: TokenSource) -> list[Path]:
     if isinstance(source, IndexedDataset):
         return [source.prefix]
     return source.prefixes if isinstance(source, IndexedParts) else []
-
-
-def _tokenizer_of(source: TokenSource, named: Tokenizer | None) -> Tokenizer | None:
-    prefixes = _prefixes(source)
-    return common_tokenizer(prefixes, named) if prefixes else named
 
 
 def _documents_known(source: TokenSource) -> bool:

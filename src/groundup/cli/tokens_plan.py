@@ -9,7 +9,8 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
-from groundup.cli.run_config import presets
+from groundup.cli.options import ConfigFile, Override
+from groundup.cli.run_config import file_and_overrides, presets
 from groundup.core.config import config, from_tree
 from groundup.core.config_sources import merged
 from groundup.core.errors import ConfigError, DataError
@@ -55,7 +56,9 @@ class Reading:
         return BatchSizes(self.global_batch_size, self.batch_ramp)
 
 
-def plan(config: Path | None = None, *overrides: str, validation: bool = True, test: bool = False) -> None:
+def plan(
+    config: ConfigFile = None, *overrides: Override, validation: bool = True, test: bool = False
+) -> None:
     """Show what a run would read, before it runs: documents, tokens, samples and epochs of each source.
 
     Takes what `groundup train` takes and needs neither a GPU nor PyTorch. A plan that cannot be carried
@@ -68,8 +71,6 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
         groundup tokens plan data.path=data/my-gpt2_text_document num_steps=1000 global_batch_size=64
 
     Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         validation: Whether the run validates, so that the validation split must hold a sample.
         test: Whether the test split must, too.
     """
@@ -162,8 +163,7 @@ def trace(
 
 def _reading(file: Path | None, overrides: Sequence[str], needs: Mapping[str, Any] | None = None) -> Reading:
     """The settings that decide the samples, out of a whole run's config."""
-    if file is not None and "=" in str(file):
-        overrides, file = (str(file), *overrides), None
+    file, overrides = file_and_overrides(file, overrides)
     tree, origins = merged(file, overrides, presets())
     names = ("data", "num_steps", "global_batch_size", "batch_ramp", "seed")
     return from_tree(Reading, {**(needs or {}), **{key: tree[key] for key in names if key in tree}}, origins)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
+from groundup.cli.options import ConfigFile, Override, Switch
 from groundup.cli.run_config import OF_TOKENIZER, run_config
 from groundup.core.errors import ConfigError
 
@@ -27,9 +28,9 @@ _DOING = "training"
 
 
 def train(
-    config: Path | None = None,
-    *overrides: str,
-    print_config: Annotated[bool, Parameter(negative="")] = False,
+    config: ConfigFile = None,
+    *overrides: Override,
+    print_config: Switch = False,
     max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
 ) -> None:
     """Train a model, or continue a run from its newest sound checkpoint.
@@ -52,14 +53,10 @@ def train(
         groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
 
     Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         print_config: Print each setting, with where its value comes from, and stop.
         max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
             after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
-    if config is not None and "=" in str(config):
-        overrides, config = (str(config), *overrides), None
     resolved = run_config(config, overrides)
     if print_config:
         print(resolved.render())
@@ -69,9 +66,9 @@ def train(
 
 def finetune(
     model: Path,
-    config: Path | None = None,
-    *overrides: str,
-    print_config: Annotated[bool, Parameter(negative="")] = False,
+    config: ConfigFile = None,
+    *overrides: Override,
+    print_config: Switch = False,
     max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
 ) -> None:
     """Train a model further, from the weights in a folder: `groundup train` with start.path=MODEL.
@@ -89,8 +86,6 @@ def finetune(
 
     Args:
         model: A Hugging Face folder, a run folder or one of its checkpoints.
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         print_config: Print each setting, with where its value comes from, and stop.
         max_restarts: As for `groundup train`.
     """

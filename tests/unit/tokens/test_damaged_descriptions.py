@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from groundup.cli import corpus, tokenizer, tokens, tokens_files, tokens_plan
+from groundup.cli.options import TokenizerOptions
 from groundup.core.errors import GroundupError
 
 SETTINGS = ("data.sequence_length=8", "data.split=8,1,1")
@@ -22,7 +23,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     corpus.build(folder / "in.jsonl", out=folder / "corpus")
     tokenizer.train(folder / "in.jsonl", out=folder / "tokenizer", vocab_size=270)
-    tokens.build(folder / "in.jsonl", prefix=folder / "d", tokenizer=Path("bytes"), workers=0)
+    tokens.build(
+        folder / "in.jsonl",
+        prefix=folder / "d",
+        tokenizer=TokenizerOptions(tokenizer=Path("bytes")),
+        workers=0,
+    )
     return folder
 
 
@@ -33,7 +39,9 @@ def verbs(folder: Path) -> dict[str, Callable[[], None]]:
         "inspect": lambda: tokens_files.inspect(data),
         "trace": lambda: tokens_plan.trace(data, *SETTINGS, sample=1),
         "merge": lambda: tokens.merge(data, prefix=folder / "merged"),
-        "build": lambda: tokens.build(source, prefix=folder / "d", tokenizer=Path("bytes"), workers=0),
+        "build": lambda: tokens.build(
+            source, prefix=folder / "d", tokenizer=TokenizerOptions(tokenizer=Path("bytes")), workers=0
+        ),
         "corpus": lambda: corpus.build(source, out=folder / "corpus"),
         "tokenizer": lambda: tokenizer.inspect(str(folder / "tokenizer")),
     }

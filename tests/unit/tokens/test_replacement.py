@@ -8,6 +8,7 @@ import pytest
 
 from groundup.cli import tokens as tokens_verbs
 from groundup.cli import tokens_files
+from groundup.cli.options import DataTokenizerOptions, TokenizerOptions
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
@@ -26,7 +27,9 @@ def source(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def build(source: Path, tokenizer: str = "bytes", **settings) -> Path:
     prefix = settings.pop("prefix", Path("data"))
-    tokens_verbs.build(source, prefix=prefix, tokenizer=Path(tokenizer), workers=0, **settings)
+    tokens_verbs.build(
+        source, prefix=prefix, tokenizer=TokenizerOptions(tokenizer=Path(tokenizer)), workers=0, **settings
+    )
     return prefix.with_name(f"{prefix.name}_{settings.get('key', ('text',))[0]}_document")
 
 
@@ -62,7 +65,7 @@ def test_a_renamed_dataset_is_verified(
     ):
         tokens_files.verify(data)
     with pytest.raises(DataError, match=r"renamed\.bin does not match its checksum"):
-        tokens_files.verify(data, tokenizer=Path("elsewhere"))
+        tokens_files.verify(data, tokenizer=DataTokenizerOptions(tokenizer=Path("elsewhere")))
 
 
 def test_another_dataset_is_not_replaced_in_silence(
