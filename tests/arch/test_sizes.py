@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 3200,
     "core": 2500,
     "corpus": 2400,
-    "eval": 600,
+    "eval": 700,
     "inference": 400,
     "launch": 1800,
     "models": 1300,

@@ -48,11 +48,15 @@ def _refusal(error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
     chain = list(error.command_chain or ())
     what = str(error).partition(" Available commands:")[0]  # a cut list of them
     fix = f"See `{' '.join(['groundup', *chain])} --help`."
-    takes_settings = error.target and "overrides" in inspect.signature(error.target).parameters
+    parameters = inspect.signature(error.target).parameters if error.target else {}
     if "Did you mean" in what:
         fix = ""
-    elif isinstance(error, UnknownOptionError) and takes_settings:
-        fix = _as_setting(error.token.keyword or error.token.value, arguments)
+    elif isinstance(error, UnknownOptionError) and "overrides" in parameters:
+        setting = _as_setting(error.token.keyword or error.token.value, arguments)
+        fix = f"Settings of the training are written as {setting}, without dashes."
+    elif isinstance(error, UnknownOptionError) and "options" in parameters:
+        setting = _as_setting(error.token.keyword or error.token.value, arguments)
+        fix = f"Options of a task are written as TASK.{setting}, without dashes."
     return ConfigError(what[:1].lower() + what[1:], where=" ".join(chain) or "command line", fix=fix)
 
 
@@ -63,7 +67,7 @@ def _as_setting(flag: str, arguments: Sequence[str]) -> str:
     after = [*arguments, ""][list(arguments).index(given) + 1]
     value = value or ("" if after.startswith("-") else after) or "VALUE"
     name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-    return f"Settings of the training are written as {name}={value}, without dashes."
+    return f"{name}={value}"
 
 
 def build_app(*, listing: bool = False) -> App:

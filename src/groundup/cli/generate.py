@@ -26,7 +26,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     num_samples: int = 1,
-    options: ModelOptions = MODEL_AS_IT_IS,
+    model: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
     """Complete a prompt; the prompt and its completion go to stdout as they come.
 
@@ -75,7 +75,7 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
-    loaded = options.open(path)
+    loaded = model.open(path)
     engine = Engine(loaded)
     if prompt is None:
         _converse(engine, loaded, sampling, max_new_tokens, seed, num_samples)

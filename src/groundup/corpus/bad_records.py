@@ -66,6 +66,7 @@ class BadRecords:
             ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
             when the run fails; a file of an earlier run is replaced.
         command: The command that has flags for the policy, named in messages.
+        key_setting: The flag or setting of the field that holds the text, named in messages.
 
     Raises:
         ConfigError: ``quarantine`` without a path.
@@ -77,11 +78,13 @@ class BadRecords:
         *,
         quarantine_path: Path | None = None,
         command: str = "groundup corpus build",
+        key_setting: str = "--key",
     ) -> None:
         if policy.action == "quarantine" and quarantine_path is None:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
         self.command = command
+        self._key_setting = key_setting
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
         self.good = 0
         self.bad = 0
@@ -203,7 +206,7 @@ class BadRecords:
                 where=where,
                 fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
             )
-        mend = "Name the field that holds the text with --key" if reason in _WRONG_KEY else "Mend it"
+        mend = self._name_the_key() if reason in _WRONG_KEY else "Mend it"
         return DataError(
             f"bad record: {reason}" + (f" ({detail})" if detail else ""),
             where=where,
@@ -214,10 +217,13 @@ class BadRecords:
         """What to do about the reason of most of the bad records."""
         reason = max(self.by_reason, key=self.by_reason.__getitem__)
         if reason in _WRONG_KEY:
-            return "Name the field that holds the text with --key."
+            return f"{self._name_the_key()}."
         if reason == DAMAGED_FILE:
             return "Get it or build it again."
         return "Mend them: JSON Lines (one object a line), text in UTF-8 or Parquet is expected."
+
+    def _name_the_key(self) -> str:
+        return f"Name the field that holds the text with {self._key_setting}"
 
     def _reasons(self) -> str:
         return ", ".join(f"{reason}: {count:,}" for reason, count in self.by_reason.most_common())

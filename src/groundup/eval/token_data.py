@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import ConfigError, DataError
+from groundup.core.manifest import Manifest
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read_documents import read_documents
@@ -25,12 +26,12 @@ def open_tokens(
     data: Sequence[Path],
     tokenizer: Tokenizer,
     *,
-    split: str = "969,30,1",
+    split: str = DataConfig.split,
     split_name: SplitName = "all",
     text_key: str = "text",
     bad_records: BadRecordPolicy | None = None,
 ) -> Tokens:
-    """All tokens of the data, one document behind the other.
+    """Opens all tokens of the data, one document behind the other.
 
     Args:
         data: One path of token files, as a run takes it, or texts: files, folders and globs.
@@ -57,10 +58,19 @@ def open_tokens(
     if split_name != "all":
         raise ConfigError(
             f"texts have no {split_name} split",
-            where="--split-name",
+            where="perplexity.split_name",
             fix="Leave it out, or name token files.",
         )
     return _tokenize(data, tokenizer, text_key, bad_records or BadRecordPolicy())
+
+
+def split_of_run(source: Path) -> str:
+    """The split that the run of a checkpoint was trained with; the usual one for other models."""
+    manifest = source / "manifest.json"
+    if manifest.is_file():
+        about = Manifest.read(manifest, "checkpoint").about
+        return str(about["config"]["data"]["split"])
+    return DataConfig.split
 
 
 def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: SplitName) -> Tokens:
@@ -86,8 +96,9 @@ def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: Spli
             )
         tokens = parts[0].tokens
     if len(tokens) < 2:
+        part = "it" if split_name == "all" else f"its {split_name} split ({split})"
         raise DataError(
-            f"its {split_name} split ({split}) has {len(tokens)} tokens; predicting needs at least two",
+            f"{part} has {len(tokens)} tokens; predicting needs at least two",
             where=path,
             fix="Choose another split, or add text.",
         )
@@ -97,10 +108,10 @@ def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: Spli
 def _tokenize(
     data: Sequence[Path], tokenizer: Tokenizer, text_key: str, policy: BadRecordPolicy
 ) -> npt.NDArray[Any]:
-    """The documents as one stream, each closed by the end-of-document id."""
+    """Tokenizes documents into one stream, each closed by the end-of-document id."""
     end = np.array([tokenizer.end_of_document_id], dtype=np.uint32)
     pieces: list[npt.NDArray[np.uint32]] = []
-    with BadRecords(policy) as bad_records:
+    with BadRecords(policy, key_setting="perplexity.text_key") as bad_records:
         for document in read_documents(data, text_key=text_key, bad_records=bad_records):
             ids = tokenizer.encode_array(document.text)
             if ids.size:

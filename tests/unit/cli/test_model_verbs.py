@@ -143,10 +143,24 @@ def test_eval_prints_a_table_or_json(groundup: Callable[..., str], model: Path, 
     table = groundup(*command)
     assert f"{found['loss']:.4f}" in table
     assert "bits per byte" in table
-    shorter = json.loads(groundup(*command, "--json", "--max-tokens", 50, "--batch-size", 2))
-    assert shorter["tokens"] == 50
-    with pytest.raises(ConfigError, match="--split has no effect"):
-        groundup(*command, "--split", "90,10")
+    shorter = json.loads(groundup(*command, "perplexity.max_tokens=50", "perplexity.batch_size=2", "--json"))
+    assert (shorter["tokens"], shorter["max_tokens"], shorter["split"]) == (50, 50, "")
+    assert shorter["data"] == [str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
+
+
+def test_eval_measures_several_tasks_at_once(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "passages.jsonl").write_text('{"text": "the tide and the ebb"}\n' * 5)
+    command = ("eval", model, "lambada.limit=3", "--data", tmp_path / "passages.jsonl")
+    for tasks in (["lambada,perplexity"], ["lambada", "perplexity", "perplexity.max_tokens=9"]):
+        first, second = map(json.loads, groundup(*command, "--json", "--tasks", *tasks).splitlines())
+        assert (first["task"], first["passages"], first["limit"]) == ("lambada", 3, 3)
+        assert (second["task"], second["tokens"] == 9) == ("perplexity", len(tasks) > 1)
+    table = groundup(*command, "--tasks", "lambada,perplexity").splitlines()
+    assert table[1].endswith("  higher is better")
+    assert table[7].endswith("  nats a token, lower is better")
+    assert table[10].endswith("  nats a token")
 
 
 @pytest.mark.parametrize("verb", ["generate", "convert", "eval"])
