@@ -1,4 +1,4 @@
-"""``groundup checkpoint``: native checkpoints looked at, checked, compared, pruned."""
+"""``groundup checkpoint``: list, show, check, compare and prune native checkpoints."""
 
 import contextlib
 import datetime
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import cyclopts
 
 from groundup.cli.options import Switch
+from groundup.cli.printing import folder_bytes, human_bytes, print_rows
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.progress import Progress
 
@@ -42,12 +43,13 @@ def ls(run: Path, *, quick: Switch = False) -> None:
     for folder in folders:
         reason = store.verify_sizes(folder) if quick else store.verify(folder)
         written = datetime.datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")
+        size = human_bytes(folder_bytes(folder))
         tokens, num_files = "", ""
         if not reason:
             manifest = read_manifest(folder)
             tokens, num_files = f"{manifest.counts.get('tokens', 0):,}", str(len(manifest.files))
         print(
-            f"{folder.name:<14}  {written:<19}  {size(total(folder)):>9}  {num_files:>5}  {tokens:>15}"
+            f"{folder.name:<14}  {written:<19}  {size:>9}  {num_files:>5}  {tokens:>15}"
             f"  {reason or ('all files there, not read' if quick else 'whole')}",
             flush=True,
         )
@@ -94,12 +96,10 @@ def show(path: Path, *, tensors: Switch = False) -> None:
             (
                 group.name,
                 f"{len(group):,} tensors, {numbers:,} numbers in {' and '.join(dtypes) or 'no dtype'},"
-                f" {size(group.size_bytes)} in {num_files} files",
+                f" {human_bytes(group.size_bytes)} in {num_files} files",
             )
         )
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+    print_rows(rows)
     if tensors:
         for group in groups:
             print(f"\n{group.name}")
@@ -233,33 +233,19 @@ def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> No
         raise CheckpointError("holds no sound checkpoint, so none is removed", where=run)
     freed = 0
     for folder in reversed(found.superfluous):
-        freed += total(folder)
+        freed += folder_bytes(folder)
         print(f"{'would remove' if dry_run else 'removed'} {folder}")
         if not dry_run:
             store.remove(folder)
     if not dry_run:
         store.point_latest(found.kept[0])
-    print(f"{size(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
+    print(f"{human_bytes(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
 
 
 def _checkpoints_dir(path: Path) -> Path:
     if not path.is_dir():
         raise CheckpointError("no such folder", where=path, fix="Check the path.")
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
-
-
-def total(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def size(size_bytes: float) -> str:
-    """Bytes for people to read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
 
 
 def _value(value: object) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from groundup.cli.options import Device
+from groundup.cli.printing import origin_of, print_excerpt
 
 if TYPE_CHECKING:
     from groundup.train.stability.replay import Replayer, SampleResult
@@ -87,7 +88,7 @@ def _print_machine(replayer: "Replayer") -> None:
 
 
 def _reason_to_differ(replayer: "Replayer") -> str:
-    """What may be behind it."""
+    """Names what may have made the difference."""
     config, layout = replayer.bundle.config, replayer.bundle.layout
     if replayer.precision.name != replayer.bundle.precision:
         return f"So precision {replayer.bundle.precision} has to do with it."
@@ -126,16 +127,9 @@ def _badness(result: "SampleResult") -> tuple[bool, float, float]:
 
 
 def _print_document(document: dict[str, Any], text: str, characters: int) -> None:
-    line = f":{document['line']}" if document["line"] else ""
-    came = (
-        f"{document['source']}{line}  {document['url']}".strip()
-        if document["source"]
-        else "origin not recorded"
-    )
+    came = origin_of(document["source"], document["line"], document["url"])
     print(
         f"  document {document['document']:,}, tokens {document['begin']:,} to {document['end']:,} of"
         f" {document['length']:,}; {came}"
     )
-    if characters:
-        shown = text[:characters] + (" ..." if len(text) > characters else "")
-        print("".join(f"    | {one}\n" for one in shown.splitlines() or [""]), end="")
+    print_excerpt(text, characters)

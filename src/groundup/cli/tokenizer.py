@@ -1,4 +1,4 @@
-"""``groundup tokenizer``: learn one, look at one, use one."""
+"""``groundup tokenizer``: train, inspect, encode and decode."""
 
 import errno
 import heapq
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from groundup.cli.options import NO_TOKENIZER, TokenizerOptions, chosen_policy
+from groundup.cli.printing import print_rows
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
@@ -103,8 +104,7 @@ def inspect(
         with BadRecords(BadRecordPolicy()) as bad:
             texts = _texts(find_source_files([Path(s) for s in sources]), key, max_megabytes * 1e6, bad)
             rows += _compression(loaded, texts)
-    width = max(len(name) for name, _ in rows)
-    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
+    print_rows(rows)
 
 
 def encode(
@@ -154,7 +154,7 @@ def decode(
 
 
 def _description(tokenizer: Tokenizer, tp: int) -> list[tuple[str, str]]:
-    """What is known without documents."""
+    """Describes what is known without documents."""
     size = tokenizer.vocab_size
     padded = padded_vocab_size(size)
     rows = [
@@ -180,7 +180,7 @@ def _description(tokenizer: Tokenizer, tp: int) -> list[tuple[str, str]]:
 
 
 def _compression(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Bytes per token on the texts, and GPT-2's on the same."""
+    """Measures bytes per token on the texts, and those of GPT-2's tokenizer on the same."""
     is_gpt2 = tokenizer.fingerprint == GPT2_FINGERPRINT
     gpt2_paths = None if is_gpt2 else gpt2_at_hand()
     gpt2 = load_gpt2_files(*gpt2_paths) if gpt2_paths else None
@@ -209,7 +209,7 @@ def _compression(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[str, 
 
 
 def _texts(files: list[SourceFile], key: str, max_bytes: float, bad: BadRecords) -> Iterator[str]:
-    """The texts, up to a number of bytes (0: all), with progress."""
+    """Reads the texts, up to a number of bytes (0: all), with progress."""
     taken = 0
     with Progress("read", sum(file.size_bytes for file in files), "B") as progress:
         for document in read_files(files, text_key=key, bad_records=bad, on_read=progress.add):
@@ -246,7 +246,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _longest(tokenizer: Tokenizer) -> list[str]:
-    """Four of the longest tokens, the beginning of each and its length."""
+    """Picks four of the longest tokens: the beginning of each and its length."""
     contents = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
     longest = heapq.nlargest(4, contents, key=len)
     texts = [content.decode("utf-8", errors="replace") for content in longest]

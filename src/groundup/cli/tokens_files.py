@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from groundup.cli.options import NO_DATA_TOKENIZER, DataTokenizerOptions
+from groundup.cli.printing import print_rows
 from groundup.core.log import logger
 from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
@@ -46,8 +47,7 @@ def inspect(
     """
     source, known = _open(data, tokenizer)
     rows = _rows(source, known)
-    width = max(len(name) for name, _ in rows)
-    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
+    print_rows(rows)
     for title, begin, end in _beginnings(source, documents):
         ids = source.tokens[begin : min(end, begin + max(characters, 1))].tolist()
         text = known.decode(ids) if known else " ".join(map(str, ids))
@@ -115,7 +115,7 @@ def _documents_known(source: TokenSource) -> bool:
 
 
 def _beginnings(source: TokenSource, count: int) -> Iterator[tuple[str, int, int]]:
-    """Name, first token and end of the first documents; of the whole where documents are not known."""
+    """Yields name, first token and end of the first documents; of the whole where documents are not known."""
     if not _documents_known(source):
         yield "all", 0, len(source.tokens)
         return
@@ -124,7 +124,7 @@ def _beginnings(source: TokenSource, count: int) -> Iterator[tuple[str, int, int
 
 
 def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
-    """Name and value of each line about the whole."""
+    """Names and values that describe the whole."""
     prefixes = _prefixes(source)
     rows = []
     unit = "document"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from groundup.cli.options import ConfigFile, Override
+from groundup.cli.printing import origin_of, print_excerpt
 from groundup.cli.run_config import file_and_overrides, presets
 from groundup.core.config import config, from_tree
 from groundup.core.config_sources import merged
@@ -30,13 +31,10 @@ Positive = Annotated[int, pydantic.Field(ge=1)]
 
 @config
 class Reading:
-    """What decides the samples of a run: the settings of ``TrainConfig`` of these names, its defaults too.
+    """Holds what decides the samples of a run: the settings of ``TrainConfig`` of these names and defaults.
 
     Attributes:
-        data: What it reads.
-        num_steps: Steps.
-        global_batch_size: Samples of one step.
-        batch_ramp: Fewer for the first steps.
+        batch_ramp: Fewer samples than ``global_batch_size`` for the first steps.
         seed: Of the order of samples.
     """
 
@@ -52,7 +50,7 @@ class Reading:
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Samples of each step."""
+        """The number of samples of each step."""
         return BatchSizes(self.global_batch_size, self.batch_ramp)
 
 
@@ -162,7 +160,7 @@ def trace(
 
 
 def _reading(file: Path | None, overrides: Sequence[str], needs: Mapping[str, Any] | None = None) -> Reading:
-    """The settings that decide the samples, out of a whole run's config."""
+    """Picks the settings that decide the samples out of a whole run's config."""
     file, overrides = file_and_overrides(file, overrides)
     tree, origins = merged(file, overrides, presets())
     names = ("data", "num_steps", "global_batch_size", "batch_ramp", "seed")
@@ -226,7 +224,7 @@ def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
 
 
 def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) -> list[int]:
-    """Samples that each source gives to the run."""
+    """Counts the samples that each source gives to the run."""
     if isinstance(samples, BlendedDataset):
         taken = iter(samples.interleaving.counts(num_samples))
         return [next(taken) if part.samples else 0 for part in parts]
@@ -235,19 +233,9 @@ def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) ->
 
 def _show(piece: Piece, tokenizer: Tokenizer | None, characters: int) -> None:
     origin = piece.origin
-    if origin is None:
-        came = "origin not recorded"
-    else:
-        came = (
-            origin.source
-            + (f":{origin.line}" if origin.line else "")
-            + (f"  {origin.url}" if origin.url else "")
-        )
+    came = origin_of(origin.source, origin.line, origin.url) if origin else "origin not recorded"
     sys.stdout.write(
         f"  document {piece.document:,} of {piece.source.name}, tokens {piece.begin:,} to {piece.end:,}"
         f" of {piece.length:,}\n  {came}\n"
     )
-    if characters:
-        text = tokenizer.decode(piece.ids) if tokenizer else " ".join(map(str, piece.ids))
-        shown = text[:characters] + (" ..." if len(text) > characters else "")
-        sys.stdout.write("".join(f"    | {line}\n" for line in shown.splitlines() or [""]))
+    print_excerpt(tokenizer.decode(piece.ids) if tokenizer else " ".join(map(str, piece.ids)), characters)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
-from groundup.cli.options import ConfigFile, Override, Switch
+from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import OF_TOKENIZER, run_config
 from groundup.core.errors import ConfigError
 
@@ -26,12 +26,25 @@ _RANKS = "ranks"
 _LOG = "train.log"
 _DOING = "training"
 
+PrintConfig = Annotated[
+    bool,
+    Parameter(negative="", help="Print each setting, with where its value comes from, and stop."),
+]
+MaxRestarts = Annotated[
+    int,
+    Parameter(
+        validator=validators.Number(gte=0),
+        help="After a failure, continue from the newest sound checkpoint, so many times at most; not after a"
+        " mistake in the config or the data, nor when the same step fails twice in the same way.",
+    ),
+]
+
 
 def train(
     config: ConfigFile = None,
     *overrides: Override,
-    print_config: Switch = False,
-    max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    print_config: PrintConfig = False,
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Train a model, or continue a run from its newest sound checkpoint.
 
@@ -51,11 +64,6 @@ def train(
         groundup train preset=tiny run_dir=runs/a data.path=data/code_text_document
 
         groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
-
-    Args:
-        print_config: Print each setting, with where its value comes from, and stop.
-        max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
-            after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
     resolved = run_config(config, overrides)
     if print_config:
@@ -68,8 +76,8 @@ def finetune(
     model: Path,
     config: ConfigFile = None,
     *overrides: Override,
-    print_config: Switch = False,
-    max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    print_config: PrintConfig = False,
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Train a model further, from the weights in a folder: `groundup train` with start.path=MODEL.
 
@@ -86,8 +94,6 @@ def finetune(
 
     Args:
         model: A Hugging Face folder, a run folder or one of its checkpoints.
-        print_config: Print each setting, with where its value comes from, and stop.
-        max_restarts: As for `groundup train`.
     """
     start = f"start.path={json.dumps(str(model))}"
     train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)
@@ -159,7 +165,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
 
 
 def _newest_step(config: "TrainConfig") -> Callable[[], int]:
-    """Tells the step that a run would continue from; 0 for the beginning."""
+    """Returns a function that tells the step which a run would continue from; 0 for the beginning."""
     from groundup.checkpoint.native.store import find_newest, step_of
     from groundup.tokens.sampling.splits import tokenizer_of_data
 
