@@ -43,7 +43,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _refusal(error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
-    """A command line that is wrong, in the words of every other error."""
+    """Turns the error of a wrong command line into one in the form of every other error."""
     error.verbose = False
     chain = list(error.command_chain or ())
     what = str(error).partition(" Available commands:")[0]  # a cut list of them
@@ -61,7 +61,7 @@ def _refusal(error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
 
 
 def _as_setting(flag: str, arguments: Sequence[str]) -> str:
-    """What to write instead of ``--num-steps 5``."""
+    """Returns what to write instead of ``--num-steps 5``."""
     given = next(argument for argument in arguments if argument.startswith(flag))
     _, _, value = given.partition("=")
     after = [*arguments, ""][list(arguments).index(given) + 1]
@@ -71,7 +71,7 @@ def _as_setting(flag: str, arguments: Sequence[str]) -> str:
 
 
 def build_app(*, listing: bool = False) -> App:
-    """The tree of verbs.
+    """Builds the tree of verbs.
 
     Args:
         listing: Import every verb's module, for the first line of its help; else only the one that is used.
@@ -130,14 +130,14 @@ def build_app(*, listing: bool = False) -> App:
 
 
 def refused_by_system(error: OSError, arguments: Sequence[str]) -> MachineError | None:
-    """What to say of a file that cannot be read, made or written.
+    """Turns an error over a file that cannot be read, made or written into one that names its setting.
 
     Args:
         error: Of the operating system.
         arguments: The command line, in which the setting is looked for.
 
     Returns:
-        None where it is no matter of a file: then it is a fault of ours.
+        None where the error is not about a file: then it is a bug of groundup.
     """
     is_full = error.errno in DISK_IS_FULL
     if not is_full and not isinstance(error.filename, str):
@@ -152,14 +152,14 @@ def refused_by_system(error: OSError, arguments: Sequence[str]) -> MachineError 
 
 
 def _setting_of(path: str, arguments: Sequence[str]) -> str:
-    """The flag or key whose value is the path, or a folder or the beginning of a name above it."""
+    """Finds the flag or key whose value is the path, or a folder or the beginning of a name above it."""
     of_value = {value: name for name, value in _settings(arguments) if value}
     found = [value for value in of_value if path and _is_made_from(Path(path), Path(value))]
     return of_value[max(found, key=len)] if found else ""
 
 
 def _settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Name and value: of ``--out DIR``, ``--out=DIR`` and ``run_dir=DIR``; a lone path has no name."""
+    """Yields name and value of ``--out DIR``, ``--out=DIR`` and ``run_dir=DIR``; a lone path has no name."""
     flag = ""
     for argument in arguments:
         name, equals, value = argument.partition("=")
@@ -171,7 +171,7 @@ def _settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _is_made_from(path: Path, given: Path) -> bool:
-    """Whether it is the given path, above or inside it, or a sibling whose name begins with its name."""
+    """Tells whether a path is the given one, above or inside it, or a sibling whose name begins with its."""
     path, given = path.absolute(), given.absolute()
     begins_alike = path.parent == given.parent and path.name.lstrip(".").startswith(given.name)
     return path == given or path in given.parents or given in path.parents or begins_alike

@@ -104,12 +104,12 @@ def _texts(report: "CorpusReport") -> Iterator[str]:
 
 
 def _first_words(report: "CorpusReport") -> str:
-    """A prompt in the corpus's own language: the beginning of its first document."""
+    """Takes a prompt in the corpus's own language: the beginning of its first document."""
     return next(_texts(report)).lstrip()[:20].splitlines()[0].rstrip()
 
 
 def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer":
-    """The tokenizer of this corpus: found in the folder, or trained, with fewer ids if the text is small."""
+    """Loads this corpus's tokenizer from the folder, or trains it, with fewer ids if the text is small."""
     from groundup.core.log import logger
     from groundup.core.manifest import Manifest
     from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
@@ -150,7 +150,7 @@ def _train_config(
 
 
 def _num_steps(config: "TrainConfig") -> int:
-    """As many steps as there is time for; of a run that has begun, as many as it has."""
+    """Returns as many steps as there is time for, or those of a run that has begun."""
     from groundup.core.config import resolve
     from groundup.core.log import logger
     from groundup.core.progress import human_count, human_seconds
@@ -176,13 +176,13 @@ def _num_steps(config: "TrainConfig") -> int:
 
 
 def steps_within(seconds: float, of_step: float, *, at_most: int) -> int:
-    """How many steps fit into a time, in hundreds, but no fewer than make a model worth showing."""
+    """Returns how many steps fit into a time, in hundreds, but no fewer than make a model worth showing."""
     fitting = int(seconds / of_step) // 100 * 100
     return min(at_most, max(_FEWEST_STEPS, fitting))
 
 
 def _completions(loaded: Any, prompt: str) -> list[str]:
-    """The prompt continued several times, with the first seeds that there are."""
+    """Completes the prompt several times, with the seeds from 0."""
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
 

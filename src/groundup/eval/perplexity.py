@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte.
+"""Measures how well a model predicts a text: loss, perplexity, bits per byte.
 
 Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
 """
@@ -35,7 +35,7 @@ SummedLoss = Callable[[Predictions], float]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """A model's losses over a text, summed.
+    """Holds a model's losses over a text, summed.
 
     Attributes:
         total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
@@ -59,7 +59,7 @@ class Evaluation:
 
     @property
     def bits_per_byte(self) -> float:
-        """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
+        """Loss in bits divided by the bytes of text, comparable between tokenizers; NaN without bytes."""
         return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
@@ -80,7 +80,7 @@ def perplexity(
     be shorter. So each token is predicted exactly once, and the batch size does not matter.
 
     Args:
-        model: On its device; put into evaluation mode for the while.
+        model: On its device; in evaluation mode while it is measured.
         config: Its architecture.
         tokens: [num_tokens], any integer dtype, memory-mapped or not.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
@@ -179,12 +179,12 @@ def _evaluation(
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """Bytes of text that each id stands for, int64 [vocab_size]; 0 for special tokens."""
+    """Counts the bytes of text that each id stands for, int64 [vocab_size]; 0 for special tokens."""
     return np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)], dtype=np.int64)
 
 
 def unigram_entropy(tokens: Tokens) -> float:
-    """Entropy of the tokens' frequencies in nats a token: the loss of a model that only knows these.
+    """Computes the entropy of the tokens' frequencies in nats a token: the loss of knowing only these.
 
     Raises:
         DataError: There are no tokens.
@@ -201,7 +201,7 @@ def unigram_entropy(tokens: Tokens) -> float:
 
 
 def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[int, int, int]]:
-    """First token, rows and width of each batch: whole windows, then what is left as one row."""
+    """Yields first token, rows and width of each batch: whole windows, then the rest as one row."""
     whole = num_targets // length
     for window in range(0, whole, batch_size):
         yield window * length, min(batch_size, whole - window), length

@@ -65,7 +65,7 @@ def open_tokens(
 
 
 def split_of_run(source: Path) -> str:
-    """The split that the run of a checkpoint was trained with; the usual one for other models."""
+    """Returns the split that a checkpoint's run was trained with; the default one for other models."""
     manifest = source / "manifest.json"
     if manifest.is_file():
         about = Manifest.read(manifest, "checkpoint").about

@@ -23,7 +23,7 @@ from groundup.models.mode import evaluating
 from groundup.tokens.tokenizer.base import Tokenizer
 
 FinishReason = Literal["stop", "length", "context"]
-"""Why a text ended: a stop id came, ``max_new_tokens`` are made, or the model's context is full."""
+"""Why a text ended: at a stop id, after ``max_new_tokens``, or because the model's context is full."""
 
 _SEEDS = 1 << 63
 
@@ -49,11 +49,11 @@ class ReadyModel(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generation:
-    """One completed text.
+    """Holds one completed text.
 
     Attributes:
         ids: The new tokens, without the stop id.
-        text: What they say; bytes that are not UTF-8 as U+FFFD.
+        text: Of these; bytes that are not UTF-8 as U+FFFD.
         finished: Why it ended.
     """
 
@@ -63,13 +63,13 @@ class Generation:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A piece of a text that is being generated.
+class TextDelta:
+    """Holds what a text that is being generated grew by.
 
     Attributes:
-        ids: The new tokens since the last piece.
+        ids: The new tokens since the last delta.
         text: What can be shown since then; empty while a character lacks bytes.
-        finished: Set on the last piece only, whose ids and text may be empty.
+        finished: Set on the last delta only, whose ids and text may be empty.
     """
 
     ids: tuple[int, ...]
@@ -79,7 +79,7 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class _Token:
-    """What one step brings to one row."""
+    """Holds what one step adds to one row."""
 
     row: int
     id: int
@@ -96,8 +96,8 @@ class Engine:
     Args:
         loaded: Model and tokenizer. A model that is in training is put into evaluation mode while the
             engine works.
-        dtype: In which the model computes; one other than its weights' makes a copy of them.
-        max_batch_size: Most prompts that are worked on together.
+        dtype: The model computes in it; another than that of the weights makes a copy of these.
+        max_batch_size: The most prompts in one batch.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Engine:
             self._model = copy.deepcopy(loaded.model).to(dtype)
         self._dtype = dtype
         self._device = weight.device
-        # Some published models have more rows than their tokenizer has ids: those mean nothing.
+        # Some published models have more rows than their tokenizer has ids.
         self._vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
 
     def generate(
@@ -129,7 +129,7 @@ class Engine:
         Args:
             prompts: Token ids, at least one each; equal prompts may repeat.
             sampling: How tokens are drawn.
-            max_new_tokens: The most a text grows by.
+            max_new_tokens: The most tokens that are added to a prompt.
             seed: Of the draws.
             stop_ids: Ids that end a text.
 
@@ -172,28 +172,28 @@ class Engine:
         max_new_tokens: int,
         seed: int = 0,
         stop_ids: Collection[int] = (),
-    ) -> Iterator[Piece]:
+    ) -> Iterator[TextDelta]:
         """Completes one prompt, yielding what ``generate`` would return as it comes.
 
-        Text comes in whole characters. The last piece says why the text ended.
+        Text comes in whole characters. The last delta says why the text ended.
 
         Raises:
             DataError, CheckpointError: As ``generate``; the latter while it is read.
         """
         self._check(prompt)
-        return self._pieces(self._steps([prompt], [_generator(seed)], sampling, max_new_tokens, stop_ids))
+        return self._deltas(self._steps([prompt], [_generator(seed)], sampling, max_new_tokens, stop_ids))
 
-    def _pieces(self, steps: Iterator[_Token]) -> Iterator[Piece]:
+    def _deltas(self, steps: Iterator[_Token]) -> Iterator[TextDelta]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         finished: FinishReason = "length"
         for token in steps:
             finished = token.finished or finished
             if not token.stops:
-                yield Piece(ids=(token.id,), text=decoder.decode(self.tokenizer.token_bytes(token.id)))
-        yield Piece(ids=(), text=decoder.decode(b"", final=True), finished=finished)
+                yield TextDelta(ids=(token.id,), text=decoder.decode(self.tokenizer.token_bytes(token.id)))
+        yield TextDelta(ids=(), text=decoder.decode(b"", final=True), finished=finished)
 
     def _text(self, ids: Sequence[int]) -> str:
-        """The text of a continuation: unlike ``tokenizer.decode`` it keeps the space that it begins with."""
+        """Decodes a continuation; unlike ``tokenizer.decode`` it keeps the space that it begins with."""
         return b"".join(map(self.tokenizer.token_bytes, ids)).decode("utf-8", errors="replace")
 
     def _check(self, prompt: Sequence[int]) -> None:
@@ -221,7 +221,7 @@ class Engine:
         max_new_tokens: int,
         stop_ids: Collection[int],
     ) -> Iterator[_Token]:
-        """Tokens of prompts of one length, step by step; a row leaves the batch when it is finished."""
+        """Yields the tokens of prompts of one length, step by step; a finished row leaves the batch."""
         room = self.config.max_sequence_length - len(prompts[0]) + 1  # the last token is never read
         num_steps = min(max_new_tokens, room)
         if num_steps < 1:

@@ -1,4 +1,4 @@
-"""Choosing the next token.
+"""Draws the next token.
 
 Shapes: B rows, V vocabulary.
 """
@@ -15,7 +15,7 @@ from groundup.core.config import config
 
 @config
 class Sampling:
-    """How the next token is drawn. The filters apply in the order of the attributes.
+    """Settings of the draw of the next token. The filters apply in the order of the attributes.
 
     Attributes:
         temperature: Logits are divided by it; 0 always takes the most probable token.
@@ -53,7 +53,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """The logits with -inf for the tokens that ``top_k`` and ``top_p`` leave out."""
+    """Sets the logits of the tokens that ``top_k`` and ``top_p`` leave out to -inf."""
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)

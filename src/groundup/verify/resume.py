@@ -1,4 +1,4 @@
-"""Does a run that is stopped and resumed do what it would have done? To the bit, on the user's own config."""
+"""Checks, on the user's own config, that a stopped and resumed run equals one without a stop to the bit."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from groundup.verify.parallel import read_curve, shrunk
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What became of a run that was stopped, beside the same run that was not.
+    """Holds a run that was stopped and resumed beside the same run without a stop.
 
     Attributes:
         stopped_after: Step.

@@ -1,4 +1,4 @@
-"""Predicting the last word of a passage, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
+"""Measures how well a model predicts last words, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
 
 The strict form, as Megatron-LM's ``--strict-lambada``: the last word is everything behind the last
 space, and counts as right when every one of its tokens is the most probable one.

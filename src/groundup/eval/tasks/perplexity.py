@@ -1,4 +1,4 @@
-"""How well a model predicts all tokens of a text or of a tokenized dataset."""
+"""Measures how well a model predicts all tokens of a text or of a tokenized dataset."""
 
 import dataclasses
 from collections.abc import Sequence
