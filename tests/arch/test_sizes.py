@@ -16,7 +16,7 @@ BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
     "checkpoint": 7100,
-    "cli": 3200,
+    "cli": 3000,
     "core": 2500,
     "corpus": 2400,
     "eval": 700,

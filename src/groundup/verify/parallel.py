@@ -37,6 +37,9 @@ _SHRUNK_HEAD, _SHRUNK_LENGTH = 8, 64
 Curve = dict[int, tuple[float, float]]
 """Step -> loss and gradient norm."""
 
+Launch = Callable[[TrainConfig, Path], int]
+"""Trains a config, written to a file, on the ranks of its layout; returns an exit code."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deviation:
@@ -141,7 +144,7 @@ def verify_parallel(
     names: Sequence[str],
     folder: Path,
     *,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
     shrink: bool,
 ) -> Iterator[Deviation]:
@@ -151,7 +154,7 @@ def verify_parallel(
         config: The user's.
         names: Layouts, e.g. "dp2-zero3".
         folder: For the copies' run folders.
-        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        launch: Starts the training of a copy.
         num_steps: Steps of each.
         shrink: See ``shrunk``; with a layer for each stage of a pipeline.
 
@@ -186,16 +189,20 @@ def _curve(
     config: TrainConfig,
     folder: Path,
     layout: Layout,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
 ) -> Curve | None:
     """Trains one layout and reads its steps; None where training failed."""
     copy = witness(config, folder, layout=layout, num_steps=num_steps)
-    file = folder.with_name(f"{folder.name}.yaml")
-    file.write_text(to_yaml(copy), encoding="utf-8")
-    if launch(copy, file) != 0:
-        return None
-    return read_curve(folder)
+    return read_curve(folder) if trains(copy, launch) else None
+
+
+def trains(config: TrainConfig, launch: Launch) -> bool:
+    """Trains a config, written to a file beside its run folder; returns whether it came to its end."""
+    file = config.run_dir.with_name(f"{config.run_dir.name}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_yaml(config), encoding="utf-8")
+    return launch(config, file) == 0
 
 
 def read_curve(run_dir: Path) -> Curve:

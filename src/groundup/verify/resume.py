@@ -1,17 +1,15 @@
 """Checks, on the user's own config, that a stopped and resumed run equals one without a stop to the bit."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from groundup.checkpoint.compare import Difference, compare
 from groundup.checkpoint.native import store
-from groundup.core.config import to_yaml
 from groundup.core.errors import TrainingError
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
 from groundup.train.setup import checkpoints_of, require_vocabulary
-from groundup.verify.parallel import read_curve, shrunk
+from groundup.verify.parallel import Launch, read_curve, shrunk, trains
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,7 @@ def verify_resume(
     config: TrainConfig,
     folder: Path,
     *,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
     shrink: bool,
 ) -> Resumed:
@@ -52,7 +50,7 @@ def verify_resume(
     Args:
         config: The user's.
         folder: For the copies' run folders.
-        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        launch: Starts the training of a copy.
         num_steps: Steps, 2 at least.
         shrink: See ``verify.parallel.shrunk``.
 
@@ -107,9 +105,6 @@ def verify_resume(
     )
 
 
-def _train(config: TrainConfig, launch: Callable[[TrainConfig, Path], int], problem: str) -> None:
-    file = config.run_dir.with_name(f"{config.run_dir.name}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(to_yaml(config), encoding="utf-8")
-    if launch(config, file) != 0:
+def _train(config: TrainConfig, launch: Launch, problem: str) -> None:
+    if not trains(config, launch):
         raise TrainingError(f"the run {problem}", where=config.run_dir)
