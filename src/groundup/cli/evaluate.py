@@ -63,6 +63,12 @@ def evaluate(
     from groundup.parallel.device import choose_device
     from groundup.parallel.precision import choose_precision
 
+    if stray := [word for word in options if "=" not in word]:
+        raise ConfigError(
+            f"{' '.join(stray)} is no option of a task",
+            where="command line",
+            fix="Write e.g. lambada.limit=200, and files behind --data.",
+        )
     # --data and --tasks take all words behind them, so that options may stand among theirs.
     settings = [*options, *filter(_OPTION.match, (*map(str, data), *tasks))]
     files = [item for item in data if not _OPTION.match(str(item))]

@@ -30,6 +30,10 @@ from tests.tiny import tiny_model
         (["perplexity.batch_size=0"], "perplexity.batch_size = 0: input should be greater"),
         (["perplexity.split=9,1"], "perplexity: split has no effect on all documents"),
         (["perplexity.kind=lambada"], "perplexity.kind = 'lambada': input should be 'perplexity'"),
+        (
+            ["--json", "more.txt"],
+            "command line: more.txt is no option of a task. Write e.g. lambada.limit=200",
+        ),
         (["--max-tokens", "5"], "Options of a task are written as TASK.max_tokens=5, without dashes."),
     ],
 )
