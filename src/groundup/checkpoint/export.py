@@ -1,8 +1,6 @@
 """Folders that a conversion writes: whole or absent, and never in place of what is not an export."""
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from safetensors import SafetensorError
 
 from groundup.checkpoint.lazy import LazyModel
 from groundup.core.errors import CheckpointError, MachineError
-from groundup.core.files import fsync_dir, fsync_file, require_free_space
+from groundup.core.files import atomic_folder, require_free_space
 from groundup.core.manifest import Manifest, describe_files
 
 MANIFEST = "groundup_export.json"
@@ -52,8 +50,7 @@ def export_folder(
         )
     require_free_space(folder.parent, size_bytes + (16 << 20), "the converted model")
     try:
-        with temporary_beside(folder) as temporary:
-            temporary.mkdir(parents=True)
+        with atomic_folder(folder) as temporary:
             yield temporary
             names = sorted(
                 str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file()
@@ -64,31 +61,10 @@ def export_folder(
                 files=describe_files(temporary, names),
                 about=dict(about),
             ).write(temporary / MANIFEST)
-            for name in (*names, MANIFEST):
-                fsync_file(temporary / name)
             if check:
                 check(temporary)
-            _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise MachineError(f"the export could not be written ({error})", where=folder) from error
-
-
-@contextlib.contextmanager
-def temporary_beside(folder: Path) -> Iterator[Path]:
-    """The path of a temporary folder, from which to rename to ``folder``.
-
-    Afterwards it is gone, and if ``folder`` was not written, the folders that were made to hold it are too.
-    """
-    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.exists():
-            with contextlib.suppress(OSError):  # another process has put something there
-                for parent in missing:
-                    parent.rmdir()
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -104,21 +80,3 @@ def _require_replaceable(folder: Path) -> None:
         where=folder,
         fix="Name a new folder.",
     )
-
-
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Renames the finished folder onto its name; an earlier export is removed only after that."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    fsync_dir(temporary)
-    replaced = folder.exists()
-    if replaced:
-        folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if replaced:
-            old.rename(folder)
-        raise
-    fsync_dir(folder.parent)
-    if replaced:
-        shutil.rmtree(old)

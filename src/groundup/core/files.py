@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, checksums, and whether there is room."""
+"""Files and folders that are either whole or absent: atomic writes, checksums, and whether there is room."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     On any exception the temporary file is removed and ``path`` is left as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -38,6 +38,57 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Makes a temporary folder beside ``folder``; fsynced and renamed onto it on success, whatever it held.
+
+    On any exception the temporary folder and the parents made for it are removed, and ``folder`` is left as
+    it was.
+    """
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
+    temporary = temporary_path(folder)
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        fsync_tree(temporary)
+        _replace_folder(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        if not folder.exists():
+            with contextlib.suppress(OSError):  # another process has put something there
+                for parent in missing:
+                    parent.rmdir()
+
+
+def temporary_path(path: Path, *, shared: bool = False) -> Path:
+    """The hidden name beside ``path`` under which this process, or several (``shared``), prepare it."""
+    return path.with_name(f".{path.name}.tmp" if shared else f".{path.name}.{os.getpid()}.tmp")
+
+
+def _replace_folder(temporary: Path, folder: Path) -> None:
+    """Renames a folder onto another, which is removed only after that."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    replaced = folder.exists()
+    if replaced:
+        folder.rename(old)
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if replaced:
+            old.rename(folder)
+        raise
+    fsync_dir(folder.parent)
+    if replaced:
+        shutil.rmtree(old)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Makes a folder with all that is below it durable."""
+    for path in (*folder.rglob("*"), folder):
+        fsync_file(path)
 
 
 def fsync_dir(path: Path) -> None:

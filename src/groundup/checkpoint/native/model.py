@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from groundup.checkpoint.companions import Companions, companions_of
-from groundup.checkpoint.export import Check, temporary_beside
+from groundup.checkpoint.export import Check
 from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.commit import save_files
@@ -14,7 +14,7 @@ from groundup.checkpoint.native.load import Group, file_name, group_names
 from groundup.checkpoint.native.safetensors import write_safetensors
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
-from groundup.core.files import fsync_dir
+from groundup.core.files import atomic_folder
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -92,10 +92,7 @@ def write_native(
         CheckpointError: The folder holds something.
         MachineError: The disk is too small or the files cannot be written.
     """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise CheckpointError(
-            "is not empty, so it is not overwritten", where=folder, fix="Name a new folder."
-        )
+    _require_empty(folder)
 
     def write(temporary: Path) -> None:
         groups = {"model": stored.weights, "optimizer": stored.moments, "random": {}}
@@ -109,7 +106,7 @@ def write_native(
         "megatron_args": dict(stored.megatron_args),
         "bos_ids": list(stored.bos_ids),
     }
-    with temporary_beside(folder) as temporary:
+    with atomic_folder(folder) as temporary:
         written = save_files(
             temporary / _CHECKPOINTS,
             stored.step,
@@ -122,8 +119,12 @@ def write_native(
         )
         if check:
             check(temporary)
-        if folder.exists():
-            folder.rmdir()  # empty, as was checked
-        temporary.rename(folder)
-        fsync_dir(folder.parent)
+        _require_empty(folder)
     return folder / written.relative_to(temporary)
+
+
+def _require_empty(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise CheckpointError(
+            "is not empty, so it is not overwritten", where=folder, fix="Name a new folder."
+        )
