@@ -2,7 +2,7 @@
 
 import functools
 
-from groundup.checkpoint.loaded_model import LoadedModel, stop_ids
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.cli.generate import prompt_ids
 from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
@@ -44,6 +44,6 @@ def complete(run: Run) -> str:
         [prompt_ids(loaded, config.prompt)],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
-        stop_ids=stop_ids(loaded),
+        stop_ids=loaded.stop_ids,
     )[0]
     return generation.text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.loaded_model import LoadedModel
+    from groundup.checkpoint.lazy import LoadedModel
     from groundup.inference.engine import Engine, FinishReason
     from groundup.inference.sampler import Sampling
 
@@ -137,12 +137,11 @@ def _complete(
     seed: int,
     num_samples: int,
 ) -> None:
-    from groundup.checkpoint.loaded_model import stop_ids
 
     ids = prompt_ids(loaded, prompt)
     if num_samples == 1:
         pieces = engine.stream(
-            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids(loaded)
+            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=loaded.stop_ids
         )
         print(prompt, end="", flush=True)
         for piece in pieces:
@@ -156,7 +155,7 @@ def _complete(
         sampling=sampling,
         max_new_tokens=max_new_tokens,
         seed=seed,
-        stop_ids=stop_ids(loaded),
+        stop_ids=loaded.stop_ids,
     )
     for number, generation in enumerate(generations, 1):
         print(f"--- sample {number} of {num_samples}\n{prompt}{generation.text}")
@@ -165,9 +164,7 @@ def _complete(
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
     """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.loaded_model import bos_id
-
-    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [bos_id(loaded)]
+    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [loaded.bos_id]
 
 
 def _say_if_full(reasons: "Sequence[FinishReason]", loaded: "LoadedModel") -> None:

@@ -44,19 +44,24 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """Makes a temporary folder beside ``folder``; fsynced and renamed onto it on success, whatever it held.
 
-    On any exception the temporary folder and the parents made for it are removed, and ``folder`` is left as
-    it was.
+    On any exception it and the parents made for it are removed, and ``folder`` is left as it was.
     """
     missing = [parent for parent in folder.absolute().parents if not parent.exists()]
-    temporary = temporary_path(folder)
+    temporary, old = temporary_path(folder), folder.with_name(f".{folder.name}.{os.getpid()}.old")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         yield temporary
         fsync_tree(temporary)
-        _replace_folder(temporary, folder)
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+        fsync_dir(folder.parent)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for path in (temporary, old):
+            shutil.rmtree(path, ignore_errors=True)
         if not folder.exists():
             with contextlib.suppress(OSError):  # another process has put something there
                 for parent in missing:
@@ -66,23 +71,6 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def temporary_path(path: Path, *, shared: bool = False) -> Path:
     """The hidden name beside ``path`` under which this process, or several (``shared``), prepare it."""
     return path.with_name(f".{path.name}.tmp" if shared else f".{path.name}.{os.getpid()}.tmp")
-
-
-def _replace_folder(temporary: Path, folder: Path) -> None:
-    """Renames a folder onto another, which is removed only after that."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    replaced = folder.exists()
-    if replaced:
-        folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if replaced:
-            old.rename(folder)
-        raise
-    fsync_dir(folder.parent)
-    if replaced:
-        shutil.rmtree(old)
 
 
 def fsync_tree(folder: Path) -> None:
@@ -151,12 +139,9 @@ def checksum(path: Path, *, on_read: Callable[[int], None] | None = None) -> str
 def require_writable(folder: Path, *, where: str) -> None:
     """Makes a folder, and refuses one in which nothing can be written.
 
-    Args:
-        folder: That much will be written into.
-        where: The setting that names it.
-
     Raises:
-        MachineError: It is a file, below one, in a file system of the kernel's, read-only, or on a full disk.
+        MachineError: It is a file, below one, in a file system of the kernel's, read-only, or on a full disk;
+            ``where`` is the setting that names it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions, companions_of
-from groundup.checkpoint.lazy import parameters_on_meta
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
 from groundup.checkpoint.native.contents import read_manifest
 from groundup.checkpoint.native.load import Group, group_names, load_into
 from groundup.checkpoint.native.save import Snapshot
 from groundup.checkpoint.native.shards import checkpoint_name
-from groundup.checkpoint.vocab_padding import misfits
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
@@ -109,7 +108,7 @@ class TrainState:
         """
         weights = Group(folder, "model")
         shapes = {name: entry.shape for name, entry in weights.items()}
-        if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
+        if problems := find_mismatch(logical_shapes(config.model), shapes):
             raise CheckpointError(f"does not fit the model: {problems}", where=folder)
         load_into(weights, _stored(self._weights(), config), config.model)
         self._restore_optimizer(folder, config)
@@ -149,7 +148,7 @@ class TrainState:
                 where=folder,
                 fix="Restore the setting, or name another run_dir.",
             )
-        known = parameters_on_meta(config.model).keys()
+        known = logical_shapes(config.model).keys()
         if entries and entries.keys() != known:
             missing, unknown = sorted(known - entries.keys()), sorted(entries.keys() - known)
             raise CheckpointError(

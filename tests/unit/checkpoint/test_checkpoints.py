@@ -23,8 +23,8 @@ from groundup.checkpoint.compare import compare
 from groundup.checkpoint.lazy import in_memory
 from groundup.checkpoint.native import save, store
 from groundup.checkpoint.native.load import Group, file_name, load_into, write_parts
-from groundup.checkpoint.native.safetensors import write_safetensors
 from groundup.checkpoint.native.shards import Chunk, ShardMetadata, plan_save
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum

@@ -11,8 +11,8 @@ from groundup.checkpoint.lazy import in_memory
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.contents import read_manifest
 from groundup.checkpoint.native.load import Group, file_name, group_names, write_parts
-from groundup.checkpoint.native.safetensors import write_safetensors
 from groundup.checkpoint.native.shards import Chunk, ShardMetadata
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import checksum

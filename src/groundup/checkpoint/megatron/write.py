@@ -11,7 +11,8 @@ from torch import Tensor
 
 from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes, with_biases
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, with_biases
+from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.checkpoint.megatron.args import args_of
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
@@ -35,8 +36,8 @@ from groundup.checkpoint.megatron.write_optimizer import (
     scheduler_entry,
     why_without_moments,
 )
-from groundup.checkpoint.native.safetensors import bytes_of
 from groundup.checkpoint.safe_pickle.unpickle import storage_offsets
+from groundup.checkpoint.safetensors import bytes_of
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from groundup.checkpoint.lazy import LazyTensor
 from groundup.checkpoint.native.contents import PARTS, read_manifest, read_parts, weight_groups
-from groundup.checkpoint.native.safetensors import DTYPES, bytes_of, read_header
 from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_shard_of
+from groundup.checkpoint.safetensors import DTYPES, bytes_of, read_header
 from groundup.core.errors import CheckpointError
 from groundup.core.files import write_json
 from groundup.models import ModelConfig

@@ -11,7 +11,7 @@ from groundup.checkpoint.native import store
 from groundup.checkpoint.native.commit import save_files
 from groundup.checkpoint.native.contents import MANIFEST, read_manifest
 from groundup.checkpoint.native.load import Group, file_name, group_names
-from groundup.checkpoint.native.safetensors import write_safetensors
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.core.files import atomic_folder

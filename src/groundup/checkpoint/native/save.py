@@ -27,8 +27,8 @@ from groundup.checkpoint.native.commit import complete, write_failure, write_tok
 from groundup.checkpoint.native.contents import PARTS
 from groundup.checkpoint.native.load import file_name, write_parts
 from groundup.checkpoint.native.pruning import Keep, Pruning
-from groundup.checkpoint.native.safetensors import write_safetensors
 from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_shard_of, plan_save
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.core.errors import GroundupError, MachineError
 from groundup.core.files import fsync_file, require_free_space
 from groundup.core.log import logger

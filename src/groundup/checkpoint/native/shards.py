@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.vocab_padding import has_vocabulary
+from groundup.checkpoint.logical_tensors import has_vocabulary
 from groundup.models import ModelConfig
 
 Plan = Mapping[tuple[str, str], "ShardMetadata"]

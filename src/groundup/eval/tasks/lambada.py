@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import linear
 
-from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
+from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
+from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config import config
 from groundup.core.progress import Progress
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
