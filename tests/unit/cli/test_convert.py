@@ -141,7 +141,7 @@ def test_nothing_is_left_of_a_conversion_whose_parity_fails(
     def wrong_bytes(tensor: torch.Tensor) -> memoryview:
         return bytes_of(tensor + 1)
 
-    monkeypatch.setattr("groundup.checkpoint.native.safetensors.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.safetensors.bytes_of", wrong_bytes)
     monkeypatch.setattr("groundup.checkpoint.megatron.write.bytes_of", wrong_bytes)
     for to in ("native", "hf", "megatron"):
         for out in (tmp_path / "out", tmp_path / "new" / "folder" / "out"):
