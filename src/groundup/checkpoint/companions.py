@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.native.contents import CHAT_TEMPLATES, TOKENIZER
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import read_json, write_json
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, find_damage
 from groundup.tokens.tokenizer.base import Tokenizer
 
 GENERATION = "generation_config.json"
+CHAT_TEMPLATES = "additional_chat_templates"
+"""A folder within the tokenizer's, as transformers writes it."""
 _DOCUMENT = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
@@ -119,25 +119,6 @@ def read_companions(folder: Path) -> Companions:
     return Companions(files=files)
 
 
-def companions_of(folder: Path, manifest: Manifest) -> Companions:
-    """The companions of a native checkpoint, sound ones only; a damaged one is named and left out.
-
-    Args:
-        folder: The checkpoint.
-        manifest: Of it; a file that it does not list is not read.
-    """
-    found = {}
-    for path, recorded in manifest.files.items():
-        name = path.removeprefix(f"{TOKENIZER}/")
-        if name == path or (name not in (*_OF_TOKENIZER, GENERATION) and not _is_template(name)):
-            continue
-        if reason := find_damage(folder, {path: recorded}):
-            logger.warning("%s: %s: it is left out from here on", folder, reason)
-        else:
-            found[name] = (folder / path).read_bytes()
-    return Companions(files=found)
-
-
 def require_agreement(companions: Companions, tokenizer: Tokenizer, vocab_size: int, where: Path) -> None:
     """Checks companions against the tokenizer and the vocabulary of their model.
 
@@ -191,6 +172,11 @@ def require_ids(key: str, value: Any, where: Path) -> None:
     if value is not None and not all(type(number) is int for number in numbers):
         kind = "an id, a list of ids or null" if key == "eos_token_id" else "an id or null"
         raise CheckpointError(f"{key} = {value!r} must be {kind}", where=where, fix="Correct the file.")
+
+
+def is_companion(name: str) -> bool:
+    """Tells whether a file of a tokenizer's folder is a companion."""
+    return name in (*_OF_TOKENIZER, GENERATION) or _is_template(name)
 
 
 def _as_ids(value: Any) -> tuple[int, ...]:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, without_moments
-from groundup.checkpoint.native.load import Group, group_names
+from groundup.checkpoint.native.contents import read_groups
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import CheckpointError
 
 _NOT_COMPARED = "random"
@@ -58,10 +59,10 @@ class Difference:
 
 def compare(first: Path, second: Path) -> Iterator[Difference]:
     """Compares all tensors of two checkpoints, two at a time in memory."""
-    groups = sorted({*group_names(first), *group_names(second)} - {_NOT_COMPARED})
+    groups = sorted({*read_groups(first), *read_groups(second)} - {_NOT_COMPARED})
     for group in groups:
         one, other = (
-            Group(folder, group) if group in group_names(folder) else None for folder in (first, second)
+            TensorGroup(folder, group) if group in read_groups(folder) else None for folder in (first, second)
         )
         for name in sorted({*(one or ()), *(other or ())}):
             if one is None or name not in one:

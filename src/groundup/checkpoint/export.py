@@ -1,21 +1,57 @@
 """Folders that a conversion writes: whole or absent, and never in place of what is not an export."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from safetensors import SafetensorError
 
+from groundup import __version__
 from groundup.checkpoint.lazy import LazyModel
+from groundup.core.config_class import Positive, config
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.files import atomic_folder, require_free_space
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import FileRecord, describe_files, read_manifest, write_manifest
 
 MANIFEST = "groundup_export.json"
 
 Check = Callable[[Path], None]
 """Looks at a finished folder before it gets its name; what it raises leaves nothing of it behind."""
+
+
+@config
+class ExportAbout:
+    """What was written.
+
+    Attributes:
+        format: Name of the format.
+        dtype: Of the weights; None for Megatron-LM, which may hold several.
+        tp: Degree of tensor parallelism of a checkpoint of Megatron-LM.
+        pp: Its pipeline stages.
+        naming: How its parameters are named.
+    """
+
+    format: str
+    dtype: str | None = None
+    tp: Positive | None = None
+    pp: Positive | None = None
+    naming: str | None = None
+
+
+@config
+class ExportManifest:
+    """Manifest of a folder that a conversion wrote."""
+
+    kind: Literal["export"] = "export"
+    fingerprint: str = ""
+    inputs: dict[str, str]
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord]
+    about: ExportAbout
+    format_version: Literal[1] = 1
+    groundup_version: str = __version__
 
 
 @contextlib.contextmanager
@@ -24,7 +60,7 @@ def export_folder(
     stored: LazyModel,
     *,
     size_bytes: int,
-    about: Mapping[str, Any],
+    about: ExportAbout,
     check: Check | None = None,
 ) -> Iterator[Path]:
     """A temporary folder to fill, which then gets its manifest and its name.
@@ -55,12 +91,12 @@ def export_folder(
             names = sorted(
                 str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file()
             )
-            Manifest(
-                kind="export",
+            manifest = ExportManifest(
                 inputs={"source": str(stored.source), "tokenizer": stored.tokenizer.fingerprint},
                 files=describe_files(temporary, names),
-                about=dict(about),
-            ).write(temporary / MANIFEST)
+                about=about,
+            )
+            write_manifest(temporary / MANIFEST, manifest)
             if check:
                 check(temporary)
     except (OSError, SafetensorError) as error:
@@ -73,7 +109,7 @@ def _require_replaceable(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.is_dir() and (folder / MANIFEST).is_file():
-        Manifest.read(folder / MANIFEST, "export")
+        read_manifest(folder / MANIFEST, ExportManifest)
         return
     raise CheckpointError(
         "is not empty and is not an earlier export, so it is not overwritten",

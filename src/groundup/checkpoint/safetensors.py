@@ -1,4 +1,4 @@
-"""Files of safetensors, written tensor by tensor: the library's own writer wants them all at once."""
+"""Reads and writes safetensors files tensor by tensor; the library's own writer wants them all at once."""
 
 import json
 import math
@@ -32,7 +32,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_safetensors(
@@ -60,7 +60,7 @@ def write_safetensors(
     for name, tensor in tensors.items():
         end = offset + tensor.size_bytes
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }

@@ -130,7 +130,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
 
 def _newest_step(config: "TrainConfig") -> Callable[[], int]:
     """Tells the step that a run would continue from; 0 for the beginning."""
-    from groundup.checkpoint.native.store import find_newest, step_of
+    from groundup.checkpoint.native.folder import find_newest, step_of
     from groundup.tokens.sampling.splits import tokenizer_of_data
 
     checkpoints = config.run_dir / "checkpoints"

@@ -9,7 +9,7 @@ from groundup.checkpoint.huggingface.weights import is_huggingface
 from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
 from groundup.checkpoint.megatron.ranks import is_megatron
-from groundup.checkpoint.native import store
+from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
@@ -57,7 +57,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
                 fix="Leave out start.state, or name a checkpoint of groundup.",
             )
         _require_tokenizer(_open(path), tokenizer)
-        folder = store.resolve(path)
+        folder = resolve_checkpoint(path)
         state.restore(folder, config, mesh)
         logger.info("going on from %s: step %d", folder, state.step)
     else:

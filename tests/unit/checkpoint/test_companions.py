@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.companions import companions_of, read_companions
+from groundup.checkpoint.companions import read_companions
 from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
+from groundup.checkpoint.native.model import sound_companions
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import describe_files
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
@@ -229,12 +230,12 @@ def test_a_damaged_one_in_a_checkpoint_is_left_out(
     folder = tmp_path / "checkpoint"
     shutil.copytree(chat, folder / "tokenizer")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    manifest = Manifest(kind="checkpoint", files=describe_files(folder, names))
-    assert companions_of(folder, manifest) == read_companions(chat)
+    listed = describe_files(folder, names)
+    assert sound_companions(folder, listed) == read_companions(chat)
     (folder / "tokenizer/chat_template.jinja").write_text(TEMPLATE.replace("user", "abuser") + "x")
     (folder / "tokenizer/added_tokens.json").unlink()
-    del manifest.files["tokenizer/generation_config.json"]
-    found = companions_of(folder, manifest).files
+    del listed["tokenizer/generation_config.json"]
+    found = sound_companions(folder, listed).files
     left_out = {"chat_template.jinja", "added_tokens.json", "generation_config.json"}
     assert found.keys() == read_companions(chat).files.keys() - left_out
     assert "chat_template.jinja has" in caplog.text

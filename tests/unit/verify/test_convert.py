@@ -62,7 +62,7 @@ def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pyte
 
     def forgetful(self: Companions, folder: Path) -> None:
         write(self, folder)
-        if folder.parent.name.startswith(".step"):
+        if folder.parent.name.startswith("step_"):
             (folder / "chat_template.jinja").unlink()
 
     monkeypatch.setattr(Companions, "write", forgetful)

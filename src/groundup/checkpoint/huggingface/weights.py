@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
 from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
 from groundup.checkpoint.huggingface.names import (
     GPT2_RULES,
@@ -86,7 +86,7 @@ def write_stored(
     tensors = dict(to_theirs(_rules_of(stored.config), weights))
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
-    about = {"format": "huggingface", "dtype": dtype}
+    about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}

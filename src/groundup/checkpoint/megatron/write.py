@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, with_biases
 from groundup.checkpoint.logical_tensors import logical_shapes
@@ -104,7 +104,7 @@ def write_megatron(
     states = {place: {kind: held(tensors, *place) for kind, tensors in moments.items()} for place in places}
     everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
     size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
-    about = {"format": "megatron", "tp": tp, "pp": pp, "naming": naming}
+    about = ExportAbout(format="megatron", tp=tp, pp=pp, naming=naming)
     name = f"iter_{stored.step:07d}" if stored.step else "release"
     source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 
