@@ -235,7 +235,7 @@ def test_the_bundle_of_an_outlier_can_be_replayed(data, tmp_path):
     with reading(poisoned(*POISON)):
         run(make_config(data, tmp_path / "run", *settings))
     folder = tmp_path / "run/failures/step-26"
-    assert "standard deviations above" in read_dump(folder).facts.reason
+    assert "standard deviations above" in read_dump(folder).about.facts.reason
     replayer = open_replayer(folder, device="cpu", precision=None)
     result = replayer.run()
     assert agreement(result, replayer.bundle, replayer.precision) == "exactly"

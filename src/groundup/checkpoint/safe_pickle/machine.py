@@ -2,7 +2,7 @@
 
 A pickle is a program for a machine with a stack. The opcodes are parsed by the standard library's
 ``pickletools`` and done here, each by one line that touches only what the same pickle has made;
-``pickle_objects`` says what that can be.
+``objects`` says what that can be.
 """
 
 import mmap

@@ -1,6 +1,6 @@
 """Reads files of ``torch.save`` without running anything that they name.
 
-``pickle_machine`` interprets the pickle; only when all of it is read its tensors get their values, each
+``machine`` interprets the pickle; only when all of it is read its tensors get their values, each
 within the bytes that the file has for its storage. In files since torch 1.6 they are memory-mapped: reading
 costs nothing until values are used. Why not ``torch.load``: docs/decisions/004-own-unpickler.md.
 """
