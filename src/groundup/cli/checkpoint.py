@@ -68,6 +68,7 @@ def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")
         path: A checkpoint, or a run folder for its newest sound one.
         tensors: List every tensor with its dtype, shape and the files that hold it.
     """
+    from groundup.checkpoint.lazy import dtype_name
     from groundup.checkpoint.native.contents import read_checkpoint_manifest, read_groups
     from groundup.checkpoint.native.folder import (
         resolve_checkpoint,
@@ -99,7 +100,7 @@ def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")
     for group in groups:
         num_files = len({part.file for entry in group.values() for part in entry.chunks})
         numbers = sum(math.prod(entry.shape) for entry in group.values())
-        dtypes = sorted({str(entry.dtype).removeprefix("torch.") for entry in group.values()})
+        dtypes = sorted({dtype_name(entry.dtype) for entry in group.values()})
         rows.append(
             (
                 group.name,

@@ -1,4 +1,4 @@
-"""Native checkpoints: parts of tensors, files, damage, saving in the background, and the verbs for them."""
+"""Native checkpoints: chunks of tensors, files, damage, saving in the background, and the verbs for them."""
 
 import dataclasses
 import errno
@@ -78,7 +78,7 @@ def describe(folder: Path) -> None:
     write_manifest(folder / "manifest.json", checkpoint_manifest(files))
 
 
-# Parts
+# Chunks
 
 
 @st.composite
@@ -89,30 +89,30 @@ def grids(draw) -> tuple[tuple[int, ...], list[list[int]]]:
     return shape, cuts
 
 
-def boxes_of(cuts: list[list[int]]) -> list[Chunk]:
-    boxes = [Chunk((), ())]
+def chunks_of(cuts: list[list[int]]) -> list[Chunk]:
+    chunks = [Chunk((), ())]
     for dim in cuts:
-        boxes = [
-            Chunk((*box.offset, begin), (*box.shape, end - begin))
-            for box in boxes
+        chunks = [
+            Chunk((*chunk.offset, begin), (*chunk.shape, end - begin))
+            for chunk in chunks
             for begin, end in itertools.pairwise(dim)
         ]
-    return boxes
+    return chunks
 
 
 @given(written=grids(), data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
 @settings(max_examples=60, deadline=None)
-def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) -> None:
+def test_any_chunk_is_read_from_any_chunks(tmp_path_factory, written, data, dtype) -> None:
     shape, cuts = written
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    boxes = boxes_of(cuts)
-    folder = tmp_path_factory.mktemp("boxes")
-    shares = [{("model", "x"): ShardMetadata(dtype, shape, box)} for box in boxes] + [{}]
+    chunks = chunks_of(cuts)
+    folder = tmp_path_factory.mktemp("chunks")
+    shares = [{("model", "x"): ShardMetadata(dtype, shape, chunk)} for chunk in chunks] + [{}]
     origin = Chunk((0,) * len(shape), shape)
-    for rank, box in enumerate(boxes):
+    for rank, chunk in enumerate(chunks):
         write_safetensors(
             folder / file_name("model", rank, len(shares)),
-            {"x": in_memory(box.of(whole, origin).contiguous())},
+            {"x": in_memory(chunk.of(whole, origin).contiguous())},
         )
     write_chunks(folder, ["model"], shares)
     describe(folder)
@@ -128,12 +128,12 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
 
 
 @given(holders=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12))
-def test_every_box_is_written_by_one_of_its_holders(holders) -> None:
-    box = Chunk((0,), (5,))
+def test_every_chunk_is_written_by_one_of_its_holders(holders) -> None:
+    chunk = Chunk((0,), (5,))
     plans: list[dict] = [{} for _ in range(4)]
     for number, ranks in enumerate(holders):
         for rank in ranks:
-            plans[rank]["model", f"t{number}"] = ShardMetadata(torch.float32, (5,), box)
+            plans[rank]["model", f"t{number}"] = ShardMetadata(torch.float32, (5,), chunk)
     shares = plan_save(plans)
     for number, ranks in enumerate(holders):
         writers = [rank for rank, share in enumerate(shares) if ("model", f"t{number}") in share]
@@ -149,12 +149,12 @@ def test_what_all_ranks_hold_is_spread_evenly() -> None:
     assert max(sizes) - min(sizes) <= 8
 
 
-def test_parts_that_are_not_the_whole_are_our_own_mistake() -> None:
+def test_chunks_that_are_not_the_whole_are_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="not the whole"):
         plan_save([{("model", "x"): ShardMetadata(torch.float32, (4,), Chunk((0,), (3,)))}])
 
 
-def test_padded_rows_become_zero_and_misfits_are_listed(tmp_path) -> None:
+def test_padded_rows_become_zero_and_mismatches_are_listed(tmp_path) -> None:
     values = torch.rand(300, 8)
     write_safetensors(tmp_path / "model.safetensors", {"embed.tokens.weight": in_memory(values)})
     describe(tmp_path)

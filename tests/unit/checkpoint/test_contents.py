@@ -100,7 +100,7 @@ def test_paths_out_of_the_folder_are_refused(one, two, name) -> None:
             read_groups(one)
 
 
-def test_every_file_that_parts_name_is_listed(two) -> None:
+def test_every_file_that_chunks_name_is_listed(two) -> None:
     complete(two, ["parts.json", "model-00001-of-00002.safetensors"])
     reason = "parts.json: names model-00002-of-00002.safetensors, which manifest.json does not list"
     assert find_damage(two) == find_missing(two) == reason
