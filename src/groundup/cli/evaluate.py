@@ -130,11 +130,11 @@ def _print_table(results: "Results") -> None:
 
 def _split_of_run(source: Path) -> str:
     """The split that a run of ours was trained with; the usual one for other models."""
-    from groundup.core.manifest import Manifest
+    from groundup.checkpoint.native.contents import read_checkpoint_manifest
+    from groundup.checkpoint.native.folder import is_checkpoint
     from groundup.tokens.sampling.data_config import DataConfig
 
-    manifest = source / "manifest.json"
-    if manifest.is_file():
-        about = Manifest.read(manifest, "checkpoint").about
-        return str(about["config"]["data"]["split"])
-    return DataConfig.split
+    if not is_checkpoint(source):
+        return DataConfig.split
+    data = read_checkpoint_manifest(source).about.config.get("data", {})  # converted models have none
+    return str(data.get("split", DataConfig.split))
