@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.models import build_model
 from groundup.models.init import initialise
 from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from groundup.checkpoint.native import save, store
-from groundup.checkpoint.native.load import Group, group_names
+from groundup.checkpoint.native import commit
+from groundup.checkpoint.native.contents import read_groups
+from groundup.checkpoint.native.folder import checkpoint_path, find_damage, find_newest
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
@@ -69,20 +71,20 @@ def _targets(first: str, reach: int) -> list[str]:
 
 def save_with_a_full_disk_on_one_rank(config: TrainConfig) -> None:
     """Rank 1 cannot write step 6; every rank leaves what it was told."""
-    write_safetensors = save.write_safetensors
+    write_safetensors = commit.write_safetensors
 
-    def fill_up(path, tensors):
+    def fill_up(path, tensors, **_):
         if os.environ["RANK"] == "1" and "step_0000006" in str(path):
             raise OSError(errno.ENOSPC, "No space left on device", path.name)
         return write_safetensors(path, tensors)
 
-    save.write_safetensors = fill_up
+    commit.write_safetensors = fill_up
     try:
         run(config)
     except MachineError as error:
         (config.run_dir / f"error-{os.environ['RANK']}").write_text(str(error))
     finally:
-        save.write_safetensors = write_safetensors
+        commit.write_safetensors = write_safetensors
 
 
 @pytest.mark.slow
@@ -105,7 +107,7 @@ def test_a_rank_that_cannot_write_is_named_by_all(data: Path, tmp_path: Path) ->
         assert names == ["latest", "step_0000003"]
     train_on_ranks(2, configs, tmp_path)  # with the disk mended
     for config in configs:
-        assert store.newest_sound(config.run_dir / "checkpoints").name == "step_0000009"
+        assert find_newest(config.run_dir / "checkpoints")[0].name == "step_0000009"
 
 
 def damage_and_look(config: TrainConfig) -> None:
@@ -127,14 +129,14 @@ def test_all_ranks_pass_over_what_one_of_them_finds_damaged(data: Path, tmp_path
         make_config(data, tmp_path / "run", "global_batch_size=8"), layout=Layout(dp=2, zero=3)
     )
     train_on_ranks(2, [config], tmp_path)
-    newest = store.folder_of(config.run_dir / "checkpoints", 6)
+    newest = checkpoint_path(config.run_dir / "checkpoints", 6)
     path = newest / "optimizer-00002-of-00002.safetensors"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
     train_on_ranks(2, [config], tmp_path, damage_and_look)
     assert [(config.run_dir / f"step-{rank}").read_text() for rank in (0, 1)] == ["3", "3"]
-    (store.folder_of(newest.parent, 3) / "COMPLETE").unlink()
+    (checkpoint_path(newest.parent, 3) / "COMPLETE").unlink()
     train_on_ranks(2, [config], tmp_path, refuse)
     refusals = [(config.run_dir / f"error-{rank}").read_text() for rank in (0, 1)]
     assert refusals[0] == refusals[1]
@@ -142,7 +144,7 @@ def test_all_ranks_pass_over_what_one_of_them_finds_damaged(data: Path, tmp_path
     assert "step_0000003: incomplete" in refusals[0]
     anew = dataclasses.replace(config, start=StartConfig(anew=True))
     train_on_ranks(2, [anew], tmp_path)
-    assert store.newest_sound(newest.parent) == newest
+    assert find_newest(newest.parent)[0] == newest
     assert (config.run_dir / "set-aside-1/checkpoints/step_0000006").is_dir()
 
 
@@ -188,8 +190,8 @@ def test_every_layout_loads_what_every_other_saved(
             loaded[first, then] = dataclasses.replace(config, run_dir=folder, layout=layout, num_steps=STEPS)
     _on_ranks(list(loaded.values()), tmp_path, save_again_and_step)
     for (first, then), config in loaded.items():
-        source = store.folder_of(saved[first].run_dir / "checkpoints", SAVED)
-        _require_same_tensors(source, store.folder_of(config.run_dir / "again/checkpoints", SAVED))
+        source = checkpoint_path(saved[first].run_dir / "checkpoints", SAVED)
+        _require_same_tensors(source, checkpoint_path(config.run_dir / "again/checkpoints", SAVED))
         loss = float((config.run_dir / "next_loss").read_text())
         assert loss == pytest.approx(whole[STEPS], rel=2e-5), (first, then)
 
@@ -205,10 +207,10 @@ def _on_ranks(configs: list[TrainConfig], folder: Path, work) -> None:
 
 
 def _require_same_tensors(first: Path, second: Path) -> None:
-    assert store.verify(first) == store.verify(second) == ""
+    assert find_damage(first) is find_damage(second) is None
     for name in ("model", "optimizer"):
-        assert name in group_names(second)
-        one, other = Group(first, name), Group(second, name)
+        assert name in read_groups(second)
+        one, other = TensorGroup(first, name), TensorGroup(second, name)
         assert one.keys() == other.keys()
         assert len(one) > 20
         for key in one:

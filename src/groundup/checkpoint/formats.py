@@ -6,10 +6,8 @@ from pathlib import Path
 import torch
 
 from groundup.checkpoint.companions import read_companions, require_agreement
-from groundup.checkpoint.finite import require_finite
 from groundup.checkpoint.huggingface.weights import bos_ids, is_huggingface, open_huggingface
-from groundup.checkpoint.lazy import LazyModel, load
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LazyModel, LoadedModel, load, require_finite
 from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import open_native

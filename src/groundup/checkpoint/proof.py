@@ -3,9 +3,8 @@
 import dataclasses
 from pathlib import Path
 
-from groundup.checkpoint.finite import require_finite, weights_of
 from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.lazy import LazyModel
+from groundup.checkpoint.lazy import LazyModel, require_finite
 from groundup.checkpoint.parity import TOLERANCE, Parity, compare_stored
 from groundup.core.errors import CheckpointError
 
@@ -47,7 +46,7 @@ class Proof:
         self.has_moments = bool(reopened.moments)
         self.parity = compare_stored(self.source if self.is_exact else self.stored, reopened)
         if not self.parity.is_finite:
-            require_finite(weights_of(self.source), self.source.source)
+            require_finite(self.source.read_weights(), self.source.source)
             raise CheckpointError(
                 "its logits are not finite, though its weights are: a model so large in its numbers cannot be"
                 " compared with what would be written",

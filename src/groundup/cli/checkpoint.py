@@ -31,23 +31,27 @@ def ls(run: Path, *, quick: Switch = False) -> None:
         quick: Do not read the files, which takes a while for large ones: only see that all are there with
             their sizes.
     """
-    from groundup.checkpoint.native import store
-    from groundup.checkpoint.native.contents import read_manifest
+    from groundup.checkpoint.native.contents import read_checkpoint_manifest
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        find_missing,
+        list_checkpoints,
+    )
 
-    folders = store.list_checkpoints(_checkpoints_dir(run))
+    folders = list_checkpoints(_checkpoints_dir(run))
     if not folders:
         raise CheckpointError(
             "holds no checkpoints", where=run, fix="Name a run folder of `groundup train`, or convert to one."
         )
     print(f"{'checkpoint':<14}  {'written':<19}  {'size':>9}  {'files':>5}  {'tokens':>15}  state")
     for folder in folders:
-        reason = store.verify_sizes(folder) if quick else store.verify(folder)
+        reason = find_missing(folder) if quick else find_damage(folder)
         written = datetime.datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")
         size = human_bytes(folder_bytes(folder))
         tokens, num_files = "", ""
         if not reason:
-            manifest = read_manifest(folder)
-            tokens, num_files = f"{manifest.counts.get('tokens', 0):,}", str(len(manifest.files))
+            manifest = read_checkpoint_manifest(folder)
+            tokens, num_files = f"{manifest.counts.tokens:,}", str(len(manifest.files))
         print(
             f"{folder.name:<14}  {written:<19}  {size:>9}  {num_files:>5}  {tokens:>15}"
             f"  {reason or ('all files there, not read' if quick else 'whole')}",
@@ -67,31 +71,39 @@ def show(path: Path, *, tensors: Switch = False) -> None:
         path: A checkpoint, or a run folder for its newest sound one.
         tensors: List every tensor with its dtype, shape and the files that hold it.
     """
-    from groundup.checkpoint.native import store
-    from groundup.checkpoint.native.contents import read_manifest
-    from groundup.checkpoint.native.load import Group, group_names
+    from groundup.checkpoint.lazy import dtype_name
+    from groundup.checkpoint.native.contents import read_checkpoint_manifest, read_groups
+    from groundup.checkpoint.native.folder import (
+        resolve_checkpoint,
+    )
+    from groundup.checkpoint.native.load import TensorGroup
+    from groundup.core.config import to_dict
 
-    folder = store.resolve(path)
-    manifest = read_manifest(folder)
-    config = manifest.about["config"]
+    folder = resolve_checkpoint(path)
+    manifest = read_checkpoint_manifest(folder)
+    config = manifest.about.config
     rows = [
         ("checkpoint", str(folder)),
         ("model", _value(config["model"])),
-        *((key.replace("_", " "), _value(value)) for key, value in manifest.counts.items()),
-        ("data", manifest.about.get("data") or "unknown"),
-        ("tokenizer", manifest.about["tokenizer"]),
+        *(
+            (key.replace("_", " "), _value(value))
+            for key, value in to_dict(manifest.counts).items()
+            if value is not None
+        ),
+        ("data", manifest.about.data or "unknown"),
+        ("tokenizer", manifest.about.tokenizer),
         (
             "written by",
-            f"groundup {manifest.groundup_version}, torch {manifest.about.get('torch', 'unknown')}",
+            f"groundup {manifest.groundup_version}, torch {manifest.about.torch}",
         ),
     ]
     if layout := config.get("layout"):
         rows.append(("layout", _value({key: value for key, value in layout.items() if key != "pipeline"})))
-    groups = [Group(folder, name) for name in group_names(folder)]
+    groups = [TensorGroup(folder, name) for name in read_groups(folder)]
     for group in groups:
-        num_files = len({part.file for entry in group.values() for part in entry.parts})
+        num_files = len({part.file for entry in group.values() for part in entry.chunks})
         numbers = sum(math.prod(entry.shape) for entry in group.values())
-        dtypes = sorted({str(entry.dtype).removeprefix("torch.") for entry in group.values()})
+        dtypes = sorted({dtype_name(entry.dtype) for entry in group.values()})
         rows.append(
             (
                 group.name,
@@ -104,7 +116,7 @@ def show(path: Path, *, tensors: Switch = False) -> None:
         for group in groups:
             print(f"\n{group.name}")
             for name, entry in group.items():
-                files = ", ".join(part.file.name for part in entry.parts)
+                files = ", ".join(part.file.name for part in entry.chunks)
                 print(f"  {name}  {str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}  {files}")
 
 
@@ -121,14 +133,18 @@ def verify(path: Path) -> None:
     Args:
         path: A checkpoint, or a run folder.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        is_checkpoint,
+        list_checkpoints,
+    )
 
-    folders = [path] if store.is_checkpoint(path) else store.list_checkpoints(_checkpoints_dir(path))
+    folders = [path] if is_checkpoint(path) else list_checkpoints(_checkpoints_dir(path))
     if not folders:
         raise CheckpointError("holds no checkpoints", where=path, fix="Name a run folder or a checkpoint.")
     damaged = []
     for folder in folders:
-        reason = store.verify(folder)
+        reason = find_damage(folder)
         print(f"{folder}: {reason or 'sound'}", flush=True)
         if reason:
             damaged.append(folder.name)
@@ -161,11 +177,13 @@ def diff(
         all_tensors: Also list the tensors that are equal, and all that are not.
     """
     from groundup.checkpoint.compare import compare
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        resolve_checkpoint,
+    )
 
     differences = []
     num_tensors = 0
-    folders = store.resolve(first), store.resolve(second)
+    folders = resolve_checkpoint(first), resolve_checkpoint(second)
     with Progress("comparing", 0, "tensors") as progress:
         for found in compare(*folders):
             num_tensors += 1
@@ -207,7 +225,9 @@ def prune(
         keep_every: Those of steps that this divides stay too; 0 for none.
         dry_run: Only say what would go.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        list_checkpoints,
+    )
     from groundup.checkpoint.native.pruning import Keep
     from groundup.core.folder_lock import locked_folder
 
@@ -218,15 +238,17 @@ def prune(
         if not dry_run:
             run_dir = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
             stack.enter_context(locked_folder(run_dir, doing="removing checkpoints"))
-        _prune(
-            run, store.list_checkpoints(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run
-        )
+        _prune(run, list_checkpoints(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run)
 
 
 def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> None:
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        point_latest,
+        remove_checkpoint,
+    )
 
-    found = keep.sort(folders, store.verify)
+    found = keep.sort(folders, find_damage)
     for folder, reason in sorted(found.damaged.items()):
         print(f"left, damaged: {folder} ({reason})")
     if not found.kept:
@@ -236,9 +258,9 @@ def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> No
         freed += folder_bytes(folder)
         print(f"{'would remove' if dry_run else 'removed'} {folder}")
         if not dry_run:
-            store.remove(folder)
+            remove_checkpoint(folder)
     if not dry_run:
-        store.point_latest(found.kept[0])
+        point_latest(found.kept[0])
     print(f"{human_bytes(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
 
 

@@ -70,10 +70,10 @@ def push(path: Path, url: str) -> None:
         path: A checkpoint, or a run folder for its newest sound one.
         url: Of the folder that it is put into.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import resolve_checkpoint
     from groundup.checkpoint.remote import push as upload
 
-    folder = store.resolve(path)
+    folder = resolve_checkpoint(path)
     with Progress("uploading", 0, "B") as progress:
         target = upload(folder, url, progress)
     print(f"{target}: complete")

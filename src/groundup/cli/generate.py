@@ -12,7 +12,7 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.loaded_model import LoadedModel
+    from groundup.checkpoint.lazy import LoadedModel
     from groundup.inference.engine import Engine, FinishReason
     from groundup.inference.sampler import Sampling
 
@@ -105,14 +105,12 @@ class _Completion:
 
     def print(self, prompt: str, seed: int) -> None:
         """Prints the prompt with each of its completions; a single one as it comes."""
-        from groundup.checkpoint.loaded_model import stop_ids
-
         ids = prompt_ids(self.loaded, prompt)
         settings: dict[str, Any] = {
             "sampling": self.sampling,
             "max_new_tokens": self.max_new_tokens,
             "seed": seed,
-            "stop_ids": stop_ids(self.loaded),
+            "stop_ids": self.loaded.stop_ids,
         }
         reasons: list[FinishReason] = []
         if self.num_samples == 1:
@@ -156,6 +154,4 @@ def _converse(completion: _Completion, seed: int) -> None:
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
     """Encodes a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.loaded_model import bos_id
-
-    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [bos_id(loaded)]
+    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [loaded.bos_id]

@@ -13,7 +13,7 @@ from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.loaded_model import LoadedModel
+    from groundup.checkpoint.lazy import LoadedModel
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a value, and without a second one that takes it back."""

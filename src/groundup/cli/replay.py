@@ -48,7 +48,7 @@ def replay(
     from groundup.train.stability.replay import agreement, open_replayer
 
     replayer = open_replayer(bundle, device=device, precision=precision)
-    opened, facts = replayer.bundle, replayer.bundle.facts
+    opened, facts = replayer.bundle, replayer.bundle.about.facts
     last = facts.first_sample + facts.num_samples - 1
     print(f"step {facts.step}, samples {facts.first_sample} to {last}: {facts.reason}")
     _print_machine(replayer)
@@ -79,9 +79,9 @@ def _print_machine(replayer: "Replayer") -> None:
     from groundup.parallel.device import describe
 
     about, precision = replayer.bundle.about, replayer.precision
-    degrees = [f"{name} {replayer.bundle.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
+    degrees = [f"{name} {replayer.bundle.about.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
     print(
-        f"then: {about['device']}, {replayer.bundle.precision}, torch {about['torch']},"
+        f"then: {about.device}, {replayer.bundle.about.precision}, torch {about.torch},"
         f" {', '.join(degrees)}\n"
         f"now:  {describe(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
     )
@@ -89,9 +89,9 @@ def _print_machine(replayer: "Replayer") -> None:
 
 def _reason_to_differ(replayer: "Replayer") -> str:
     """Names what may have made the difference."""
-    config, layout = replayer.bundle.config, replayer.bundle.layout
-    if replayer.precision.name != replayer.bundle.precision:
-        return f"So precision {replayer.bundle.precision} has to do with it."
+    config, layout = replayer.bundle.config, replayer.bundle.about.layout
+    if replayer.precision.name != replayer.bundle.about.precision:
+        return f"So precision {replayer.bundle.about.precision} has to do with it."
     dropout = config.model.dropout or config.model.attention_dropout
     if dropout and layout["pp"] * layout["cp"] * layout["tp"] > 1:
         return "Dropout drew otherwise: several ranks shared each sample, which one process cannot repeat."
@@ -106,9 +106,9 @@ def _print_samples(replayer: "Replayer", results: "list[SampleResult]", characte
         print(f"  sample {result.index}: loss {result.loss:.4f}, gradient norm {result.grad_norm:.4g}")
     tokenizer = replayer.bundle.tokenizer
     for result in ranked[:1]:
-        row = result.index - replayer.bundle.facts.first_sample
+        row = result.index - replayer.bundle.about.facts.first_sample
         ids = replayer.bundle.batch.tokens_BT[row].tolist()
-        documents = replayer.bundle.sources[row]
+        documents = replayer.bundle.about.sources[row]
         print(f"the worst, sample {result.index}, holds {len(documents)} document(s):")
         begin = 0
         for document in documents[:_SHOWN_DOCUMENTS]:

@@ -166,7 +166,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
 
 def _newest_step(config: "TrainConfig") -> Callable[[], int]:
     """Returns a function that tells the step which a run would continue from; 0 for the beginning."""
-    from groundup.checkpoint.native.store import find_newest, step_of
+    from groundup.checkpoint.native.folder import find_newest, step_of
     from groundup.tokens.sampling.splits import tokenizer_of_data
 
     checkpoints = config.run_dir / "checkpoints"
@@ -239,7 +239,7 @@ def evaluate(run: "Run", dataset: "Samples", num_batches: int) -> "Evaluation":
 
 def complete(run: "Run") -> str:
     """Completes ``config.sample.prompt``."""
-    from groundup.checkpoint.loaded_model import LoadedModel, stop_ids
+    from groundup.checkpoint.lazy import LoadedModel
     from groundup.cli.generate import prompt_ids
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
@@ -257,6 +257,6 @@ def complete(run: "Run") -> str:
         [prompt_ids(loaded, config.prompt)],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
-        stop_ids=stop_ids(loaded),
+        stop_ids=loaded.stop_ids,
     )[0]
     return generation.text

@@ -24,10 +24,10 @@ class FileRecord:
 
 
 def write_manifest(path: Path, manifest: Any) -> None:
-    """Writes a manifest, an instance of a config class, as JSON, atomically."""
+    """Writes a manifest, an instance of a config class, as JSON, atomically; fields of None are left out."""
     from groundup.core.config import to_dict
 
-    write_json(path, to_dict(manifest))
+    write_json(path, _without_none(manifest, to_dict(manifest)))
 
 
 def read_manifest(path: Path, cls: type[T]) -> T:
@@ -70,6 +70,15 @@ def manifest_from(value: Any, cls: type[T], *, where: object) -> T:
         raise DataError(f"the manifest is damaged: {error}", where=where, fix=_FIX) from None
 
 
+def _without_none(manifest: Any, plain: dict[str, Any]) -> dict[str, Any]:
+    nested = {name: getattr(manifest, name) for name in plain}
+    return {
+        name: _without_none(nested[name], value) if dataclasses.is_dataclass(nested[name]) else value
+        for name, value in plain.items()
+        if value is not None
+    }
+
+
 def fingerprint(value: Any) -> str:
     """A short hash of any JSON-like value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -78,16 +87,7 @@ def fingerprint(value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What an artefact is, what made it, and the checksums of its files.
-
-    Attributes:
-        kind: "corpus", "tokenizer", "tokens", "checkpoint", ...
-        fingerprint: Of the config and inputs that made it: equal fingerprint, equal content.
-        inputs: Name -> fingerprint or checksum of what it was made from.
-        counts: Documents, tokens, bytes, drops by reason, ...
-        files: Name relative to the manifest's folder -> its size and checksum.
-        about: Anything a reader needs besides (tokenizer, dtype, config).
-    """
+    """What an artefact is, what made it, and the checksums of its files."""
 
     kind: str
     fingerprint: str = ""

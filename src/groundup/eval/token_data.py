@@ -7,8 +7,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
+from groundup.checkpoint.native.folder import is_checkpoint
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.manifest import Manifest
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read_documents import read_documents
@@ -66,11 +67,10 @@ def open_tokens(
 
 def split_of_run(source: Path) -> str:
     """Returns the split that a checkpoint's run was trained with; the default one for other models."""
-    manifest = source / "manifest.json"
-    if manifest.is_file():
-        about = Manifest.read(manifest, "checkpoint").about
-        return str(about["config"]["data"]["split"])
-    return DataConfig.split
+    if not is_checkpoint(source):
+        return DataConfig.split
+    data = read_checkpoint_manifest(source).about.config.get("data", {})  # converted models have none
+    return str(data.get("split", DataConfig.split))
 
 
 def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: SplitName) -> Tokens:

@@ -7,44 +7,24 @@ import codecs
 import copy
 import dataclasses
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import linear
 
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sampler import Sampling, sample
-from groundup.models import ModelConfig
 from groundup.models.kv_cache import KeyValueCache
 from groundup.models.mode import evaluating
-from groundup.tokens.tokenizer.base import Tokenizer
 
 FinishReason = Literal["stop", "length", "context"]
 """Why a text ended: at a stop id, after ``max_new_tokens``, or because the model's context is full."""
 
 _SEEDS = 1 << 63
-
-
-class ReadyModel(Protocol):
-    """What the engine must know of a model; ``checkpoint.LoadedModel`` is one."""
-
-    @property
-    def config(self) -> ModelConfig:
-        """Its architecture."""
-        ...
-
-    @property
-    def model(self) -> nn.Module:
-        """The model itself, on its device."""
-        ...
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +81,7 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: ReadyModel, *, dtype: torch.dtype = torch.float32, max_batch_size: int = 64
+        self, loaded: LoadedModel, *, dtype: torch.dtype = torch.float32, max_batch_size: int = 64
     ) -> None:
         self.config = loaded.config
         self.tokenizer = loaded.tokenizer

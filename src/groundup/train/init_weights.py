@@ -6,11 +6,11 @@ from typing import Any
 
 from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.huggingface.weights import is_huggingface
-from groundup.checkpoint.lazy import LazyModel, parameters_on_meta
+from groundup.checkpoint.lazy import LazyModel
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
 from groundup.checkpoint.megatron.ranks import is_megatron
-from groundup.checkpoint.native import store
+from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
-from groundup.checkpoint.vocab_padding import misfits, physical
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
@@ -57,7 +57,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
                 fix="Leave out start.state, or name a checkpoint of groundup.",
             )
         _require_tokenizer(_open(path), tokenizer)
-        folder = store.resolve(path)
+        folder = resolve_checkpoint(path)
         state.restore(folder, config, mesh)
         logger.info("going on from %s: step %d", folder, state.step)
     else:
@@ -69,8 +69,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
 
 def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, tokenizer: Tokenizer) -> None:
     _require_tokenizer(stored, tokenizer)
-    shapes = {name: tensor.shape for name, tensor in stored.weights.items()}
-    if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
+    if problems := find_mismatch(logical_shapes(config.model), stored.shapes):
         raise CheckpointError(
             f"does not fit the model of the config: {problems}",
             where=stored.source,
@@ -79,7 +78,7 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, to
     for name, parameter in state.model.named_parameters():
         stored_as = checkpoint_name(name, config.model)
         value = stored.weights[stored_as].read().to(parameter.dtype)
-        place(parameter.detach(), physical(stored_as, value, config.model))
+        place(parameter.detach(), pad(stored_as, value, config.model))
     state.bos_ids = stored.bos_ids
     state.companions = stored.companions
 

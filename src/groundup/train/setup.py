@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.native.folder import CHECKPOINTS
 from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Writer
 from groundup.core.config import to_yaml
@@ -30,7 +31,7 @@ from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, t
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
-from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
+from groundup.train.continue_run import checkpoint_to_continue
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers

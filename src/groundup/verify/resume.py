@@ -4,7 +4,13 @@ import dataclasses
 from pathlib import Path
 
 from groundup.checkpoint.compare import Difference, compare
-from groundup.checkpoint.native import store
+from groundup.checkpoint.native.folder import (
+    checkpoint_path,
+    list_checkpoints,
+    point_latest,
+    remove_checkpoint,
+    step_of,
+)
 from groundup.core.errors import TrainingError
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
@@ -86,16 +92,16 @@ def verify_resume(
     _train(whole, launch, "does not train")
     _train(stopped, launch, "does not train with a checkpoint in the middle")
     checkpoints = checkpoints_of(stopped)
-    for checkpoint in store.list_checkpoints(checkpoints):
-        if store.step_of(checkpoint) > stop:  # as if it had been stopped before
-            store.remove(checkpoint)
-    store.point_latest(store.folder_of(checkpoints, stop))
+    for checkpoint in list_checkpoints(checkpoints):
+        if step_of(checkpoint) > stop:  # as if it had been stopped before
+            remove_checkpoint(checkpoint)
+    point_latest(checkpoint_path(checkpoints, stop))
     _train(stopped, launch, "does not resume")
     before, after = read_curve(whole.run_dir), read_curve(stopped.run_dir)
     if before.keys() != after.keys():
         raise TrainingError(f"took steps {sorted(after)}, not {sorted(before)}", where=stopped.run_dir)
     found = list(
-        compare(store.folder_of(checkpoints_of(whole), num_steps), store.folder_of(checkpoints, num_steps))
+        compare(checkpoint_path(checkpoints_of(whole), num_steps), checkpoint_path(checkpoints, num_steps))
     )
     return Resumed(
         stopped_after=stop,

@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from groundup.checkpoint.lazy import as_lazy
+from groundup.checkpoint.native.model import write_native
 from groundup.cli.app import run
 from groundup.core.errors import ConfigError, DataError
 from groundup.eval.tasks import Lambada, PerplexityTask
+from groundup.eval.token_data import split_of_run
+from groundup.tokens.sampling.data_config import DataConfig
 from tests.tiny import tiny_model
 
 
@@ -61,3 +65,8 @@ def test_no_passage_cannot_be_measured(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"title": "two words"}\n')
     with pytest.raises(DataError, match=r"a\.jsonl:1: .*the keys are: title.* with lambada\.text_key"):
         Lambada().measure(tiny_model("gpt2"), [tmp_path / "a.jsonl"])
+
+
+def test_a_converted_model_is_measured_on_the_usual_split(tmp_path: Path) -> None:
+    folder = write_native(as_lazy(tiny_model("gpt2")), tmp_path / "run")
+    assert split_of_run(folder) == DataConfig.split

@@ -7,7 +7,7 @@ import zstandard
 
 from groundup.core.compressed import open_decompressed
 from groundup.core.errors import DataError, MachineError
-from groundup.core.files import atomic_write, read_json, require_free_space, write_json
+from groundup.core.files import atomic_folder, atomic_write, read_json, require_free_space, write_json
 from groundup.core.manifest import Manifest, describe_files, find_damage, fingerprint
 
 
@@ -19,6 +19,32 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         raise RuntimeError
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_folder_leaves_the_old_one_and_no_litter(tmp_path):
+    for folder in (tmp_path / "old", tmp_path / "new/parent/folder"):
+        if folder.name == "old":
+            folder.mkdir()
+            (folder / "file").write_bytes(b"old")
+        with pytest.raises(RuntimeError), atomic_folder(folder) as temporary:
+            (temporary / "file").write_bytes(b"half")
+            raise RuntimeError
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "old",
+        "old/file",
+    ]
+    assert (tmp_path / "old/file").read_bytes() == b"old"
+
+
+def test_a_folder_replaces_the_old_one(tmp_path):
+    (tmp_path / "folder/deep").mkdir(parents=True)
+    with atomic_folder(tmp_path / "folder") as temporary:
+        (temporary / "file").write_bytes(b"new")
+        assert (tmp_path / "folder/deep").is_dir()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "folder",
+        "folder/file",
+    ]
 
 
 def test_compressed_streams_read_the_same(tmp_path):

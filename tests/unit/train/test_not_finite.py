@@ -160,7 +160,7 @@ def test_a_bundle_holds_the_samples_their_origins_and_the_weights_before(data, t
     bundle = read_dump(tmp_path / "run/failures/step-3")
     samples = build_run(make_config(data, tmp_path / "look")).training
     assert bundle.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
-    for row, documents in enumerate(bundle.sources):
+    for row, documents in enumerate(bundle.about.sources):
         pieces = trace_sample(samples, 8 + row)
         assert [one["document"] for one in documents] == [piece.document for piece in pieces]
     assert bundle.config == config

@@ -12,8 +12,7 @@ from torch import Tensor
 from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.huggingface.config import config_json
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
-from groundup.checkpoint.lazy import LazyModel, stored_of
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LazyModel, LoadedModel, as_lazy
 from groundup.checkpoint.megatron import write as megatron_write
 from groundup.cli.app import run
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
@@ -63,7 +62,7 @@ def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pyte
 
     def forgetful(self: Companions, folder: Path) -> None:
         write(self, folder)
-        if folder.parent.name.startswith(".step"):
+        if folder.parent.name.startswith("step_"):
             (folder / "chat_template.jinja").unlink()
 
     monkeypatch.setattr(Companions, "write", forgetful)
@@ -75,7 +74,7 @@ def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    found = verified(stored_of(tiny_model(name)), tmp_path)
+    found = verified(as_lazy(tiny_model(name)), tmp_path)
     assert len(found) == NUM_PATHS
     assert "hf > native > megatron 2x2 > native > hf" in found
     for one in found.values():
@@ -98,7 +97,7 @@ def test_sizes_that_do_not_divide_are_written_whole(tmp_path: Path) -> None:
     )
     for parameter in loaded.model.parameters():
         torch.nn.init.normal_(parameter)
-    found = verified(stored_of(loaded), tmp_path)
+    found = verified(as_lazy(loaded), tmp_path)
     assert [path for path in found if path.startswith("megatron")] == [
         "megatron legacy 1x1", "megatron core 1x1", "megatron core-fused 1x1",
     ]  # fmt: skip
@@ -118,7 +117,7 @@ def test_a_writer_at_fault_is_found(change: str, tmp_path: Path, monkeypatch: py
         return tensor
 
     monkeypatch.setattr(megatron_write._Piece, "__call__", sabotaged)
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     wrong = {path for path, one in found.items() if not one.is_right}
     everything = {path for path in found if "megatron" in path}
     assert wrong == (everything if change == "negated" else everything - {"megatron legacy 1x1"})
@@ -133,7 +132,7 @@ def test_a_config_at_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "groundup.checkpoint.huggingface.weights.config_json",
         lambda config: {**config_json(config), "rms_norm_eps": 0.3},
     )
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     assert found["hf"].bits_equal
     assert not found["hf"].is_right
     assert not found["hf, computed by transformers"].is_right
@@ -145,7 +144,7 @@ def test_a_refusal_is_no_fault_but_is_told(tmp_path: Path, monkeypatch: pytest.M
         raise ConfigError("megatron knows no such positions", where="command line")
 
     monkeypatch.setattr(convert, "write_megatron", refuse)
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     assert all(one.is_right for one in found.values())
     assert found["megatron core 2x2"].omitted == "refused: megatron knows no such positions"
     assert sum(bool(one.omitted) for one in found.values()) == 5
@@ -157,7 +156,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(MachineError, match=r"through every format needs 0\.07 GB and the disk has 0\.00 GB"):
-        verified(stored_of(tiny_model("gpt2")), tmp_path)
+        verified(as_lazy(tiny_model("gpt2")), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFERENCES)

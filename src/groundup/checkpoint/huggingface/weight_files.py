@@ -7,8 +7,8 @@ from torch import Tensor
 
 from groundup.checkpoint.huggingface.shard_sizes import Sharding
 from groundup.checkpoint.lazy import LazyTensor, in_memory
-from groundup.checkpoint.native.safetensors import read_safetensors, write_safetensors
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
+from groundup.checkpoint.safetensors import read_safetensors, write_safetensors
 from groundup.core.errors import CheckpointError
 from groundup.core.files import read_json, write_json
 

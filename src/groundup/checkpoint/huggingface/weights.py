@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
 from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
 from groundup.checkpoint.huggingface.names import (
     GPT2_RULES,
@@ -20,19 +20,18 @@ from groundup.checkpoint.huggingface.names import (
 )
 from groundup.checkpoint.huggingface.shard_sizes import ONE_FILE, Sharding
 from groundup.checkpoint.huggingface.weight_files import stored_tensors, write_shards
-from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import (
     DtypeName,
     LazyModel,
     LazyTensor,
+    LoadedModel,
+    as_lazy,
     in_dtype,
     load,
-    logical_shapes,
-    stored_of,
     torch_dtype,
     with_biases,
 )
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
@@ -54,7 +53,7 @@ def write_huggingface(loaded: LoadedModel, folder: Path, *, dtype: DtypeName = "
         CheckpointError: The folder holds something else, or a weight does not fit ``dtype``.
         MachineError: The disk is too small or the files cannot be written.
     """
-    write_stored(in_dtype(stored_of(loaded), torch_dtype(dtype)), folder)
+    write_stored(in_dtype(as_lazy(loaded), torch_dtype(dtype)), folder)
 
 
 def write_stored(
@@ -87,7 +86,7 @@ def write_stored(
     tensors = dict(to_theirs(_rules_of(stored.config), weights))
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
-    about = {"format": "huggingface", "dtype": dtype}
+    about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}
@@ -191,7 +190,7 @@ def _weights(folder: Path, config: ModelConfig, tensors: Mapping[str, LazyTensor
             weights.update(to_ours(rule, tensor, [rows[part] for part in rule.ours]))
         except ValueError as error:
             raise CheckpointError(f"does not fit its config.json: {error}", where=folder) from None
-    if mismatch := describe_mismatch(by_name.keys(), {*found, *unexpected}):
+    if mismatch := find_mismatch(by_name.keys(), {*found, *unexpected}):
         raise CheckpointError(
             f"the weights do not fit {architecture_of(config)} ({mismatch})",
             where=folder,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.key_mismatch import describe_mismatch
-from groundup.checkpoint.lazy import LazyTensor, logical_shapes
+from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
 from groundup.checkpoint.megatron.parameter_names import HEAD, layer_of, rules, with_layer
 from groundup.checkpoint.megatron.tensor_layout import Packing, fused_shape, split_dim
 from groundup.core.errors import CheckpointError
@@ -156,7 +156,7 @@ def _belongs(rule: NameRule, layer: int | None, stage: Stage, index: int, num_st
 
 
 def _require_names(found: set[str], wanted: set[str], path: Path) -> None:
-    if mismatch := describe_mismatch(wanted, found):
+    if mismatch := find_mismatch(wanted, found):
         raise CheckpointError(
             f"its tensors are not those of the model that its args describe ({mismatch})",
             where=path,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
 from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes, with_biases
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, with_biases
+from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.checkpoint.megatron.args import args_of
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
@@ -35,8 +36,8 @@ from groundup.checkpoint.megatron.write_optimizer import (
     scheduler_entry,
     why_without_moments,
 )
-from groundup.checkpoint.native.safetensors import bytes_of
 from groundup.checkpoint.safe_pickle.unpickle import storage_offsets
+from groundup.checkpoint.safetensors import bytes_of
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
@@ -103,7 +104,7 @@ def write_megatron(
     states = {place: {kind: held(tensors, *place) for kind, tensors in moments.items()} for place in places}
     everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
     size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
-    about = {"format": "megatron", "tp": tp, "pp": pp, "naming": naming}
+    about = ExportAbout(format="megatron", tp=tp, pp=pp, naming=naming)
     name = f"iter_{stored.step:07d}" if stored.step else "release"
     source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
+from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
+from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.progress import Progress
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy

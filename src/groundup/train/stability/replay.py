@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.native.load import Group, load_into
+from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.models import Model, build_model
 from groundup.models.mode import evaluating
 from groundup.parallel.apply import parallelize
@@ -84,10 +84,10 @@ class Replayer:
         config = bundle.config
         torch.use_deterministic_algorithms(config.deterministic)
         self.bundle = bundle
-        self.precision: Precision = choose_precision(precision or bundle.precision, device)  # type: ignore[arg-type]
+        self.precision: Precision = choose_precision(precision or bundle.about.precision, device)  # type: ignore[arg-type]
         self._mesh: ParallelMesh = init_distributed(Layout(), None, device)
         self._model: Model = build_model(config.model, device=device).train()
-        load_into(Group(bundle.before, "model"), self._model.named_parameters(), config.model)
+        load_into(TensorGroup(bundle.before, "model"), self._model.named_parameters(), config.model)
         parallelize(
             self._model,
             self._mesh,
@@ -101,7 +101,7 @@ class Replayer:
 
     def run(self) -> Replay:
         """The step as it was, the shares of the run's data-parallel ranks one after the other."""
-        facts, config = self.bundle.facts, self.bundle.config
+        facts, config = self.bundle.about.facts, self.bundle.config
         scale = facts.loss_scale / max(1, self.bundle.batch.num_targets)
         total = torch.zeros((), device=self.precision.device)
         for share, rank in self._shares():
@@ -138,7 +138,7 @@ class Replayer:
                 loss = self._add(sample.to(self.precision.device), 1 / targets)
                 results.append(
                     SampleResult(
-                        index=self.bundle.facts.first_sample + number,
+                        index=self.bundle.about.facts.first_sample + number,
                         loss=float(loss) / targets,
                         grad_norm=self._grad_norm(),
                     )
@@ -148,8 +148,8 @@ class Replayer:
 
     def _shares(self) -> list[tuple[Batch, int]]:
         """Those of the run's data-parallel ranks, each with the number of a rank that had it."""
-        layout = self.bundle.layout
-        share = self.bundle.facts.num_samples // layout["dp"]
+        layout = self.bundle.about.layout
+        share = self.bundle.about.facts.num_samples // layout["dp"]
         ranks_of_a_share = layout["cp"] * layout["tp"]
         return [
             (batch.to(self.precision.device), number * ranks_of_a_share)
@@ -158,7 +158,7 @@ class Replayer:
 
     def _findings(self, scale: float) -> list[Finding]:
         findings: list[Finding] = []
-        first_sample = self.bundle.facts.first_sample
+        first_sample = self.bundle.about.facts.first_sample
         for number, (share, rank) in enumerate(self._shares()):
             random_states(self.bundle.before, rank).restore()
             findings += find_not_finite(
@@ -181,7 +181,7 @@ class Replayer:
 
 def agreement(replay: Replay, bundle: StepDump, precision: Precision) -> str:
     """How the replay is as the run was: "exactly", "within N", or empty where it is not."""
-    pairs = [(replay.loss, bundle.facts.loss), (replay.grad_norm, bundle.facts.grad_norm)]
+    pairs = [(replay.loss, bundle.about.facts.loss), (replay.grad_norm, bundle.about.facts.grad_norm)]
     if all(now == then or (math.isnan(now) and math.isnan(then)) for now, then in pairs):
         return "exactly"
     allowed = ALLOWED[precision.name]

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from groundup.checkpoint.lazy import load
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel, load
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.parity import compare
 from groundup.core.errors import CheckpointError

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_stored
-from groundup.checkpoint.lazy import LazyModel, load
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LazyModel, LoadedModel, load
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import LazyModel, in_dtype, in_memory, stored_of
+from groundup.checkpoint.lazy import LazyModel, as_lazy, in_dtype, in_memory
 from groundup.checkpoint.megatron import write
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.read import open_megatron
@@ -27,7 +27,7 @@ BIASED = [name for name in MODELS if not name.endswith("biasless")]
 
 def trained(name: str, *, dtype: torch.dtype = torch.float32) -> LazyModel:
     """A model with arbitrary moments, no two alike."""
-    stored = stored_of(tiny_model(name))
+    stored = as_lazy(tiny_model(name))
     generator = torch.Generator().manual_seed(1)
     moments = {}
     for weight, tensor in stored.weights.items():

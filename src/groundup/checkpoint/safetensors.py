@@ -1,4 +1,4 @@
-"""Files of safetensors, written tensor by tensor: the library's own writer wants them all at once."""
+"""Reads and writes safetensors files tensor by tensor; the library's own writer wants them all at once."""
 
 import json
 import math
@@ -32,7 +32,7 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def write_safetensors(
@@ -49,7 +49,7 @@ def write_safetensors(
     Args:
         path: The file.
         tensors: What to write.
-        on_write: Told the bytes of each tensor when it is written.
+        on_write: Receives the bytes of each tensor when it is written.
 
     Returns:
         The checksum of the file, as ``core.files.checksum`` computes it.
@@ -60,7 +60,7 @@ def write_safetensors(
     for name, tensor in tensors.items():
         end = offset + tensor.size_bytes
         header[name] = {
-            "dtype": _NAMES[tensor.dtype],
+            "dtype": DTYPE_NAMES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, end],
         }
@@ -89,7 +89,7 @@ def write_safetensors(
 
 
 class _Flusher:
-    """Brings a file to the disk while it is being written, so that less is left to wait for at its end."""
+    """Flushes a file to the disk while it is being written, so that less is left to wait for at its end."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -116,7 +116,7 @@ class _Flusher:
 
 
 def read_safetensors(path: Path) -> dict[str, LazyTensor]:
-    """The tensors of a file, memory-mapped.
+    """Opens the tensors of a file, memory-mapped.
 
     Raises:
         CheckpointError: The file is missing or damaged.
@@ -131,7 +131,7 @@ def read_safetensors(path: Path) -> dict[str, LazyTensor]:
 
 
 def read_header(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], int]]:
-    """Name -> dtype, shape and where the values begin in the file, of each tensor.
+    """Reads each tensor's name -> dtype, shape and the offset of its values in the file.
 
     Raises:
         CheckpointError: The file is missing or damaged.
@@ -168,7 +168,7 @@ def read_header(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], int
 
 
 def _end_of(entry: Mapping[str, Any], begin: int) -> int:
-    """Where a tensor ends that has to begin there, as the format wants: no gaps, nothing twice."""
+    """Returns where a tensor ends that must begin at ``begin``: the format allows no gaps and no overlaps."""
     shape, offsets = entry["shape"], entry["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, *offsets)):
         raise ValueError(f"a tensor of shape {shape} at {offsets}")
@@ -179,7 +179,7 @@ def _end_of(entry: Mapping[str, Any], begin: int) -> int:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The values of a tensor on the CPU as they lie in memory, in row-major order."""
+    """Returns the values of a tensor on the CPU as bytes, in row-major order."""
     values: Any = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(values)
 
