@@ -12,8 +12,9 @@ from groundup.parallel.layout import Layout
 from groundup.parallel.precision import LossScaleConfig, PrecisionName
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
+from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
-from groundup.train.optim import AdamW, Optimizer
+from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup

@@ -18,7 +18,7 @@ from groundup.train.config import TrainConfig
 from groundup.train.data_loader import read_batch
 from groundup.train.live import LiveStatus
 from groundup.train.metrics import Interval, Metrics, Stopwatch
-from groundup.train.optim import Muon
+from groundup.train.muon import Muon
 from groundup.train.prefetch import Prefetch
 from groundup.train.rng import RngStates
 from groundup.train.setup import Run, build_run

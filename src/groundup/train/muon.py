@@ -1,17 +1,63 @@
-"""Muon that orthogonalizes matrices of one shape together: few large products instead of many small ones."""
+"""Muon, which orthogonalizes matrices of one shape together: few large products, not many small ones."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
+from groundup.train.adamw import AdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
 _STACK = {"cpu": 1 << 20, "cuda": 1 << 27}
 """Numbers of a stack at most: more would be no faster, and take memory."""
+
+
+@config
+class Muon:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all else.
+
+    Attributes:
+        lr: Peak learning rate of the matrices, in AdamW's units: updates are scaled to AdamW's root
+            mean square (Liu et al. 2025, arXiv:2502.16982).
+        momentum: Nesterov momentum.
+        weight_decay: On the matrices.
+        adamw: For the embedding, the head, biases and norms.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: PositiveFloat = 2e-3
+    momentum: Probability = 0.95
+    weight_decay: NotNegativeFloat = 0.1
+    adamw: AdamW = AdamW()
+
+    def build(self, parameters: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
+        """Ours for whole matrices, PyTorch's for those that are cut over ranks, gathered one by one."""
+        matrices = {name: one for name, one in parameters.items() if _is_matrix_of_layer(name, one)}
+        others = {name: one for name, one in parameters.items() if name not in matrices}
+        options: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.weight_decay}
+        found: list[torch.optim.Optimizer] = []
+        if whole := [one for one in matrices.values() if not isinstance(one, DTensor)]:
+            found.append(BatchedMuon(whole, lr=self.lr, **options))
+        if cut := [one for one in matrices.values() if isinstance(one, DTensor)]:
+            found.append(torch.optim.Muon(cut, lr=self.lr, adjust_lr_fn="match_rms_adamw", **options))
+        return found + self.adamw.build(others)
+
+    def state_of(self, name: str, parameter: Tensor) -> dict[str, torch.dtype]:
+        """Tensors of the parameter's shape that are kept of it, by entry, and their dtypes."""
+        if _is_matrix_of_layer(name, parameter):
+            return {"momentum_buffer": parameter.dtype}
+        return self.adamw.state_of(name, parameter)
+
+
+def _is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
+    return name.startswith("layers.") and parameter.ndim == 2
 
 
 class BatchedMuon(torch.optim.Optimizer):

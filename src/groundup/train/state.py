@@ -140,15 +140,6 @@ class TrainState:
         for key, entry in group.items():
             name, _, moment = key.rpartition("/")
             entries.setdefault(name, {})[moment] = entry.dtype, entry.shape
-        about = read_manifest(folder).about
-        is_converted = "optimizer" not in about["config"]  # from Megatron-LM, whose moments are Adam's
-        before = "adamw" if is_converted else about["config"]["optimizer"]["kind"]
-        if entries and before != config.optimizer.kind:
-            raise CheckpointError(
-                f"optimizer.kind was {before} and is {config.optimizer.kind}",
-                where=folder,
-                fix="Restore the setting, or name another run_dir.",
-            )
         known = parameters_on_meta(config.model).keys()
         if entries and entries.keys() != known:
             missing, unknown = sorted(known - entries.keys()), sorted(entries.keys() - known)
@@ -159,6 +150,16 @@ class TrainState:
                 fix="Continue with the optimizer the run began with.",
             )
         of_mine = {name: entries.get(checkpoint_name(name, config.model), {}) for name in self._weights()}
+        for name, parameter in self._weights().items() if entries else ():
+            held = sorted(entry for entry, (_, shape) in of_mine[name].items() if shape)
+            kept = sorted(config.optimizer.state_of(name, parameter))
+            if held != kept:
+                raise CheckpointError(
+                    f"holds {' and '.join(held) or 'nothing'} of {name}, of which"
+                    f" optimizer.kind={config.optimizer.kind} keeps {' and '.join(kept) or 'nothing'}",
+                    where=folder,
+                    fix="Restore the settings of the optimizer, or name another run_dir.",
+                )
         load_into(group, _stored(self.optimizers.make_room(of_mine), config), config.model)
 
 

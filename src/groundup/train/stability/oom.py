@@ -41,9 +41,12 @@ def explained(error: torch.OutOfMemoryError, state: TrainState, config: TrainCon
     if state.average:
         held["average of weights"] = _bytes(state.average.values.values())
     to_come = 0 if held["gradients"] else held["weights"]
-    if not held["optimizer state"] and config.optimizer.kind != "sgd":
-        halved = getattr(config.optimizer, "state_dtype", "fp32") == "bf16"
-        to_come += held["weights"] * (1 if halved else 2)  # two moments
+    if not held["optimizer state"]:
+        to_come += sum(
+            local(parameter).numel() * dtype.itemsize
+            for name, parameter in state.model.named_parameters()
+            for dtype in config.optimizer.state_of(name, parameter).values()
+        )
     message = str(error)
     needed = _amount(_ALLOCATED, message) + _amount(_TRIED, message)
     capacity = _amount(_CAPACITY, message)
