@@ -12,14 +12,12 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sampler import Sampling, sample
-from groundup.models import ModelConfig
+from groundup.models import ModelConfig, evaluating, lm_head
 from groundup.models.kv_cache import KeyValueCache
-from groundup.models.mode import evaluating
 from groundup.tokens.tokenizer.base import Tokenizer
 
 FinishReason = Literal["stop", "length", "context"]
@@ -250,8 +248,7 @@ class Engine:
     def _logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits [B, V] of the token after the last one; ids without meaning are cut off."""
         hidden_BTD = self._model(tokens_BT, cache=cache)
-        head_VD = self._model.head.weight[: self._vocab_size]
-        logits_BV = linear(hidden_BTD[:, -1], head_VD).float()
+        logits_BV = lm_head(self._model, hidden_BTD[:, -1], self._vocab_size)
         if not logits_BV.isfinite().all():  # of which any token could be drawn, or none
             raise CheckpointError(
                 "the model's logits are not finite: its weights are not, or numbers overflow in"

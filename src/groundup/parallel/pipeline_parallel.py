@@ -24,8 +24,7 @@ from torch.distributed.pipelining import (
 )
 
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.models import Model, ModelConfig, build_model
-from groundup.models.mode import evaluating
+from groundup.models import Model, ModelConfig, build_model, evaluating
 from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_stages import ranges, split_layers, stages_of_rank, stages_per_rank

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from groundup.models import Model
-from groundup.models.mode import evaluating
+from groundup.models import Model, evaluating
 from groundup.parallel.fsdp import set_gradient_sync
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs

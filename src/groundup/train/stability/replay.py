@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.native.load import Group, load_into
-from groundup.models import Model, build_model
-from groundup.models.mode import evaluating
+from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
 from groundup.parallel.device import choose_device
 from groundup.parallel.grad_norm import total_norm
