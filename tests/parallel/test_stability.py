@@ -12,9 +12,9 @@ from groundup.checkpoint.native import store
 from groundup.checkpoint.native.load import Group
 from groundup.cli.callbacks import evaluate
 from groundup.core.errors import TrainingError
-from groundup.eval.perplexity import Evaluation
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.train.config import TrainConfig
 from groundup.train.stability.replay import agreement, open_replayer
 from tests.parallel.ranks import train_on_ranks

@@ -4,9 +4,10 @@ import functools
 
 from groundup.checkpoint.loaded_model import LoadedModel, stop_ids
 from groundup.cli.generate import prompt_ids
-from groundup.eval.perplexity import Evaluation, perplexity_of_samples, token_byte_lengths
+from groundup.eval.perplexity import perplexity_of_samples, token_byte_lengths
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.dataset import Samples
 from groundup.train.forward_backward import loss_without_gradients
 from groundup.train.setup import Run

@@ -14,8 +14,8 @@ from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
+    from groundup.tokens.sampling.collate import Evaluation
     from groundup.train.config import TrainConfig
-    from groundup.train.loop import Evaluation
 
 _RANKS = "ranks"
 _LOG = "train.log"

@@ -3,9 +3,7 @@
 Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
 """
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
@@ -19,7 +17,7 @@ from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.models import ModelConfig, evaluating, lm_head
 from groundup.tokens.dataset.token_source import Tokens
-from groundup.tokens.sampling.collate import Predictions, predictions, read_predictions
+from groundup.tokens.sampling.collate import Evaluation, Predictions, predictions, read_predictions
 from groundup.tokens.sampling.dataset import PADDING, Samples
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -29,36 +27,6 @@ _CHUNK = 1 << 22
 
 SummedLoss = Callable[[Predictions], float]
 """The loss summed over a batch's targets, in nats."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """A model's losses over a text, summed.
-
-    Attributes:
-        total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
-        num_tokens: Predicted tokens.
-        num_bytes: Bytes of text in these; special tokens have none. 0 when not counted.
-    """
-
-    total_loss: float
-    num_tokens: int
-    num_bytes: int
-
-    @property
-    def loss(self) -> float:
-        """Nats a token."""
-        return self.total_loss / self.num_tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss), infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
-        return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
 def perplexity(

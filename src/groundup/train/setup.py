@@ -1,7 +1,9 @@
 """From a config to a run that is ready to train: device, precision, data, model, optimizer, last state."""
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -31,6 +33,7 @@ from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
 from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
+from groundup.train.data_loader import Prefetch, read_batch
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers
@@ -60,6 +63,22 @@ class Run:
     def checkpoints_dir(self) -> Path:
         """Where the run's checkpoints are."""
         return checkpoints_of(self.config)
+
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """First sample and number of samples of this rank's share of each step that is left."""
+        state, mesh = self.state, self.mesh
+        for first, size in self.config.batch_sizes.steps(state.samples, self.config.num_steps - state.step):
+            yield first + mesh.dp_rank * (size // mesh.dp), size // mesh.dp
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> Prefetch:
+        """Reads batches of the training data; ``ranges`` has the first sample and the size of each."""
+        read = functools.partial(
+            read_batch,
+            self.training,
+            vocab_size=self.config.model.vocab_size,
+            mask_documents=self.config.data.mask_documents,
+        )
+        return Prefetch(read, ranges, device=self.device)
 
     def save(self, *, wait: bool, replaces: bool = False) -> None:
         """Saves the present state and removes what is older than is kept; all ranks do it together.

@@ -4,6 +4,7 @@ Shapes: B samples, T tokens.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,36 @@ class Predictions:
     targets_BT: npt.NDArray[np.int64]
     positions_BT: npt.NDArray[np.int64] | None = None
     documents_BT: npt.NDArray[np.int32] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The loss of a model summed over predictions.
+
+    Attributes:
+        total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
+        num_tokens: Predicted tokens.
+        num_bytes: Bytes of text in these; special tokens have none. 0 when not counted.
+    """
+
+    total_loss: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.total_loss / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
+        return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
 def read_predictions(
