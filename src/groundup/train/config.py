@@ -138,7 +138,7 @@ class TrainConfig:
         sample: Completions while training.
         checkpoint: Saving.
         ema: An average of the weights beside them.
-        guard: What becomes of steps whose loss or gradient norm is far above those before.
+        spike_guard: What becomes of steps whose loss or gradient norm is far above those before.
         watchdog: When ranks that make no progress are ended.
     """
 
@@ -169,7 +169,7 @@ class TrainConfig:
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ema: EmaConfig = EmaConfig()
-    guard: SpikeGuardConfig = NoSpikeGuard()
+    spike_guard: SpikeGuardConfig = NoSpikeGuard()
     watchdog: WatchdogConfig = WatchdogConfig()
 
     def __post_init__(self) -> None:
@@ -185,9 +185,9 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
             raise ValueError(
-                'guard.kind rollback needs data.order "seeded":'
+                'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
             )
         if self.data.sequence_length > self.model.max_sequence_length:

@@ -61,7 +61,7 @@ def _train(
     batches = run.prefetch(run.shares())
     threads = Threads(counts_to_try(config, mesh, present=torch.get_num_threads()))
     with StopSignals(config.run_dir) as interruption, batches, run.writer, threads:
-        if isinstance(config.guard, RollbackGuard) and state.step == 0:
+        if isinstance(config.spike_guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # the first checkpoint to roll back to
         while state.step < config.num_steps:
             run.heartbeat.record(state.step + 1, "reading data")

@@ -198,7 +198,7 @@ class Report:
             mfu=flops_per_second / self.peak if self.peak else 0.0,
             loss_scale=state.scaler.scale if state.scaler else 1.0,
             skipped_steps=state.skipped_steps,
-            outliers=len(state.guard.outliers) if state.guard else 0,
+            outliers=len(state.spike_guard.outliers) if state.spike_guard else 0,
             batch_size=self.results[-1].num_samples,
             samples=state.samples,
             memory_bytes=peak_memory_bytes(self.run.device),

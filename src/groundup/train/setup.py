@@ -109,7 +109,7 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
         keep=Keep(
             last=config.checkpoint.keep_last,
             every=config.checkpoint.keep_every,
-            back=config.guard.back if isinstance(config.guard, RollbackGuard) else 0,
+            back=config.spike_guard.back if isinstance(config.spike_guard, RollbackGuard) else 0,
         ),
     )
 
@@ -206,7 +206,7 @@ def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) 
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
-        guard=None if isinstance(config.guard, NoSpikeGuard) else SpikeGuard(config.guard),
+        spike_guard=None if isinstance(config.spike_guard, NoSpikeGuard) else SpikeGuard(config.spike_guard),
     )
 
 

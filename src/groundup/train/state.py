@@ -38,7 +38,7 @@ class TrainState:
         optimizers: Of the model's parameters.
         scaler: None but for fp16.
         average: Of the weights; None where none is kept.
-        guard: Judges steps; None where every step counts.
+        spike_guard: Judges steps; None where every step counts.
         step: Steps done.
         samples: Position in the data.
         tokens: Targets trained on.
@@ -52,7 +52,7 @@ class TrainState:
     scaler: LossScaler | None
     pipeline: Pipeline | None = None
     average: WeightAverage | None = None
-    guard: SpikeGuard | None = None
+    spike_guard: SpikeGuard | None = None
     step: int = 0
     samples: int = 0
     tokens: int = 0
@@ -81,8 +81,8 @@ class TrainState:
         }
         if self.scaler:
             counts["loss_scale"] = self.scaler.state()
-        if self.guard:
-            counts["guard"] = self.guard.state()
+        if self.spike_guard:
+            counts["spike_guard"] = self.spike_guard.state()
         groups = {"model": self._weights(), "optimizer": self.optimizers.state()}
         if self.average:
             groups["ema"] = self.average.values
@@ -126,8 +126,8 @@ class TrainState:
         self.skipped_steps = counts["skipped_steps"]
         if self.scaler and "loss_scale" in counts:
             self.scaler.load(counts["loss_scale"])
-        if self.guard and "guard" in counts:
-            self.guard.load(counts["guard"])
+        if self.spike_guard and "spike_guard" in counts:
+            self.spike_guard.load(counts["spike_guard"])
         # A rank that there was not keeps the state of its seed.
         random_states(folder, mesh.rank).restore()
 

@@ -111,7 +111,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
-        guard=NoSpikeGuard(),
+        spike_guard=NoSpikeGuard(),
     )
 
 

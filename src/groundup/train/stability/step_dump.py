@@ -1,8 +1,8 @@
-"""A step on disk, so that it can be run again anywhere: ``groundup replay``.
+"""Step dumps: a step on disk, to be run again anywhere by ``groundup replay``.
 
-A bundle holds the samples of the step and where they came from, the weights as they were before it (a native
-checkpoint without optimizer state, under any layout), the states of all ranks' generators, and what the step
-gave. It needs neither the data nor the run folder.
+A dump holds the samples of the step and where they came from, the weights before it (a native checkpoint
+without optimizer state, under any layout), the RNG states of all ranks, and the outcome. It needs neither
+the data nor the run folder.
 """
 
 import dataclasses
@@ -37,16 +37,16 @@ _BEFORE = "before"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """What a step gave.
+    """The outcome of a step.
 
     Attributes:
-        step: From 1.
-        first_sample: Its first, by the index in the data.
-        num_samples: Of the global batch.
+        step: Number of the step, from 1.
+        first_sample: Index in the data of its first sample.
+        num_samples: Size of the global batch.
         loss: Mean over its targets.
         grad_norm: Before clipping.
-        loss_scale: By which the loss was multiplied; 1 but for fp16.
-        reason: Why it is worth a look.
+        loss_scale: Factor by which the loss was multiplied; 1 but for fp16.
+        reason: Why the step was dumped.
     """
 
     step: int
@@ -60,14 +60,14 @@ class StepRecord:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepDump:
-    """What a bundle holds but for the weights.
+    """A step dump without its weights.
 
     Attributes:
-        folder: Where it is.
-        facts: What the step gave.
+        folder: Of the dump.
+        facts: Outcome of the step.
         config: Of the run.
-        precision: That the run worked in.
-        layout: Degrees that the run had, worked out for its ranks: "dp", "tp", ...
+        precision: Of the run.
+        layout: Degrees of the run's layout over its ranks: "dp", "tp", ...
         batch: The whole global batch, on the CPU.
         sources: Per sample, one entry for each document in it: "document", "begin", "end", "length" (in
             tokens), "source", "line" and "url", the last three empty where they are not recorded.
@@ -85,26 +85,26 @@ class StepDump:
 
     @property
     def before(self) -> Path:
-        """The checkpoint of the moment before the step."""
+        """The checkpoint of the weights before the step."""
         return store.folder_of(self.folder / _BEFORE, self.facts.step - 1)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the data."""
+        """The tokenizer of the data."""
         return load_tokenizer(store.tokenizer_dir(self.before))
 
 
 def dump_dir(config: TrainConfig, step: int) -> Path:
-    """Where the bundle of a step lies."""
+    """Path of the dump of a step."""
     return config.run_dir / "failures" / f"step-{step}"
 
 
 def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
-    """Saves a step that did not change the weights; all ranks together. Replaces an older one of this step.
+    """Saves a step that did not change the weights, in place of an older dump of it; collective.
 
     Args:
-        run: With the weights, the step and the position of before the step.
-        facts: What the step gave.
+        run: With the weights before the step.
+        facts: Outcome of the step.
         random: This rank's generators before the step.
 
     Raises:
@@ -134,7 +134,7 @@ def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
             problem = str(error)
     if problem := run.mesh.all_gather(problem)[0]:
         raise MachineError(
-            f"the bundle could not be written ({problem})", where=folder, fix="Free some space."
+            f"the step dump could not be written ({problem})", where=folder, fix="Free some space."
         )
     return folder
 
@@ -170,10 +170,10 @@ def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
 
 
 def read_dump(folder: Path) -> StepDump:
-    """Opens a bundle.
+    """Opens a step dump.
 
     Raises:
-        CheckpointError: It is none, or damaged.
+        CheckpointError: It is no step dump, or damaged.
     """
     if not (folder / _MANIFEST).is_file():
         raise CheckpointError(
@@ -188,7 +188,7 @@ def read_dump(folder: Path) -> StepDump:
     before = store.folder_of(folder / _BEFORE, facts.step - 1)
     unlisted = "" if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
     if reason := unlisted or find_damage(folder, manifest.files) or store.verify(before):
-        raise CheckpointError(f"the bundle is damaged: {reason}", where=folder)
+        raise CheckpointError(f"the step dump is damaged: {reason}", where=folder)
     return StepDump(
         folder=folder,
         facts=facts,
