@@ -68,8 +68,7 @@ def evaluate(
     """
     from groundup.checkpoint.formats import open_model
     from groundup.core.errors import ConfigError
-    from groundup.parallel.device import choose_device
-    from groundup.parallel.precision import choose_precision
+    from groundup.parallel.device import choose_device, choose_precision
 
     if split is not None and split_name in (None, "all"):
         raise ConfigError(

@@ -42,7 +42,7 @@ def replay(
         characters: How much of each document of the worst samples to show; 0 for origins alone.
     """
     from groundup.core.errors import TrainingError
-    from groundup.train.stability.nan_search import describe
+    from groundup.train.stability.nan_debug import describe_findings
     from groundup.train.stability.replay import agreement, open_replayer
 
     replayer = open_replayer(dump, device=device, precision=precision)
@@ -56,7 +56,7 @@ def replay(
     print(f"then: loss {facts.loss:.6g}, gradient norm {facts.grad_norm:.6g}")
     print(f"now:  loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}: {verdict}")
     if result.findings:
-        found = describe(
+        found = describe_findings(
             result.findings, num_micro_batches=result.num_micro_batches, num_samples=facts.num_samples
         )
         print(f"{found[0].upper()}{found[1:]}.")
@@ -74,14 +74,14 @@ def replay(
 def _print_machine(replayer: "Replayer") -> None:
     import torch
 
-    from groundup.parallel.device import describe
+    from groundup.parallel.device import describe_device
 
     about, precision = replayer.dump.about, replayer.precision
     degrees = [f"{name} {replayer.dump.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
     print(
         f"then: {about['device']}, {replayer.dump.precision}, torch {about['torch']},"
         f" {', '.join(degrees)}\n"
-        f"now:  {describe(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
+        f"now:  {describe_device(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
     )
 
 

@@ -1,17 +1,28 @@
-"""What each token attends to: worked out once a forward pass, used by every layer.
+"""Attention masks: what each token sees, computed once a forward pass and used by every layer.
 
-Shapes: B rows, S tokens, T of them with a query, N heads, K kv heads, H head dim.
+A token sees those before it, in the whole row or within its document. For documents three kernels give the
+same result; which one runs follows from the device, the dtype and dropout:
+
+- variable-length flash attention, on a GPU that has it, in half precision;
+- blocks of queries against the keys of their documents (``blocked_attention``), on a CPU;
+- PyTorch's attention with a dense mask, everywhere else, and wherever attention has dropout.
+
+The queries may be those of the last tokens of a row only; keys are of all of them.
+
+Shapes: B rows, S tokens of a row, T of them with a query, M tokens of all rows, N heads, K kv heads,
+H head dim, R documents of all rows.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from groundup.models.blocked_attention import blocked_causal_attention
-from groundup.models.document_mask import document_mask, repeat_heads
+from groundup.models.blocked_attention import Keys, blocked_causal_attention, document_blocks
 
 
 class Mask(Protocol):
@@ -88,3 +99,154 @@ class Masks(nn.Module):
             dropout=self.dropout if self.training else 0.0,
             first_query=first_query,
         )
+
+
+# Plain classes: torch.compile then guards on their type alone, and not on numbers that every batch changes.
+
+
+class DocumentBlocks:
+    """For ``blocked_causal_attention``."""
+
+    def __init__(self, documents_BS: Tensor, dtype: torch.dtype, *, first_query: int = 0) -> None:
+        self.blocks: Sequence[Keys] = document_blocks(documents_BS, dtype, first_query=first_query)
+
+    # Not compiled: the sizes of the blocks differ from batch to batch.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
+        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        assert not dropout, "the dense mask is for dropout"
+        k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
+        with torch.autocast("cpu", enabled=False):
+            return blocked_causal_attention(q_BNTH, k_BNSH, v_BNSH, self.blocks)
+
+
+class DocumentOffsets:
+    """For variable-length attention: where each document begins in the rows, one behind the other.
+
+    A document's queries are those of its last tokens, as the kernel has it; documents without a query are
+    left out.
+    """
+
+    def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
+        self.query_offsets_R = document_offsets(documents_BS[:, first_query:])
+        self.key_offsets_R = self.query_offsets_R
+        self.keys_M: Tensor | None = None  # the tokens that some query sees, where these are not all
+        if first_query:
+            seen_BS = documents_BS >= documents_BS[:, first_query : first_query + 1]
+            self.keys_M = seen_BS.flatten().nonzero().flatten()
+            self.key_offsets_R = _offsets(_document_starts(documents_BS).flatten()[self.keys_M])
+
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
+        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        assert not dropout, "the dense mask is for dropout"
+        # torch 2.11's varlen_attn has no option for grouped heads.
+        k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
+        q_MNH, k_MNH, v_MNH = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNTH, k_BNSH, v_BNSH))
+        if self.keys_M is not None:
+            k_MNH, v_MNH = k_MNH.index_select(0, self.keys_M), v_MNH.index_select(0, self.keys_M)
+        rows, _, num_queries, _ = q_BNTH.shape
+        y_MNH = varlen_attn(
+            q_MNH,
+            k_MNH,
+            v_MNH,
+            self.query_offsets_R,
+            self.key_offsets_R,
+            num_queries,
+            k_BKSH.shape[2],
+            window_size=(-1, 0),  # causal
+        )
+        assert isinstance(y_MNH, Tensor), "it was asked for nothing else"
+        y_BTNH: Tensor = y_MNH.unflatten(0, (rows, num_queries))
+        return y_BTNH.transpose(1, 2)
+
+
+class DenseMask:
+    """For PyTorch's attention."""
+
+    def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
+        self.mask_B1TS = dense_mask(documents_BS, first_query=first_query)
+
+    def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
+        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
+        return scaled_dot_product_attention(
+            q_BNTH, k_BKSH, v_BKSH, attn_mask=self.mask_B1TS, dropout_p=dropout, enable_gqa=grouped
+        )
+
+
+DocumentMask = DocumentBlocks | DocumentOffsets | DenseMask
+
+
+def document_mask(
+    documents_BS: Tensor, *, like: Tensor, head_dim: int, dropout: float, first_query: int = 0
+) -> DocumentMask:
+    """What the layers of this forward pass need to keep attention within documents.
+
+    Args:
+        documents_BS: Number of each token's document within its row, not decreasing along it.
+        like: Any activation; its device and dtype (autocast's, where it is on) are the attention's.
+        head_dim: H.
+        dropout: Of attention weights, in this pass.
+        first_query: The first token of a row that has a query; those after it have one too.
+    """
+    device = like.device
+    autocast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocast else like.dtype
+    if dropout:
+        return DenseMask(documents_BS, first_query=first_query)
+    if device.type == "cpu":
+        return DocumentBlocks(documents_BS, dtype, first_query=first_query)
+    if device.type == "cuda" and varlen_attention_fits(
+        dtype, head_dim, capability=torch.cuda.get_device_capability(device)
+    ):
+        return DocumentOffsets(documents_BS, first_query=first_query)
+    return DenseMask(documents_BS, first_query=first_query)
+
+
+def varlen_attention_fits(dtype: torch.dtype, head_dim: int, *, capability: tuple[int, int]) -> bool:
+    """Whether a CUDA device of this compute capability runs ``varlen_attn`` on such heads.
+
+    FlashAttention-2 needs half precision, compute capability 8.0 and heads of at most 256, a multiple
+    of 8 (Dao 2023, arXiv:2307.08691, and the checks of PyTorch's ``mha_varlen_fwd``).
+    """
+    return (
+        dtype in (torch.float16, torch.bfloat16)
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and capability >= (8, 0)
+        and torch.version.hip is None
+        and torch.backends.cuda.is_flash_attention_available()
+    )
+
+
+def document_offsets(documents_BS: Tensor) -> Tensor:
+    """Where each document begins in the B S tokens, and their number behind: int32 [R + 1]."""
+    return _offsets(_document_starts(documents_BS).flatten())
+
+
+def dense_mask(documents_BS: Tensor, *, first_query: int = 0) -> Tensor:
+    """True where token t sees token s, one not after it in the same document: bool [B, 1, T, S].
+
+    Args:
+        documents_BS: Number of each token's document within its row.
+        first_query: The first of the T tokens, which are the last of the S.
+    """
+    same_BTS = documents_BS[:, first_query:].unsqueeze(2) == documents_BS.unsqueeze(1)
+    return same_BTS.tril(first_query).unsqueeze(1)
+
+
+def repeat_heads(k_BKSH: Tensor, q_BNTH: Tensor) -> Tensor:
+    """Keys or values with as many heads as the queries have: [B, N, S, H]."""
+    repeats = q_BNTH.shape[1] // k_BKSH.shape[1]
+    return k_BKSH if repeats == 1 else k_BKSH.repeat_interleave(repeats, 1)
+
+
+def _document_starts(documents_BS: Tensor) -> Tensor:
+    """Whether a token is its document's first in the row: bool [B, S]."""
+    return documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
+
+
+def _offsets(starts_M: Tensor) -> Tensor:
+    """Indices of what is true, and the number of all behind: int32."""
+    offsets_R = starts_M.nonzero().flatten()
+    return torch.cat((offsets_R, offsets_R.new_tensor([starts_M.numel()]))).int()

@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable
 
+import torch
+
 from groundup.models import Model
 from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.compile import compile_layers
@@ -49,3 +51,20 @@ def parallelize(
     if device_mesh is not None and mesh.num_replicas > 1:
         apply_fsdp(parts, layout, device_mesh)  # last: it gathers what compiled layers compute with
     return pipeline
+
+
+def materialize(model: Model, pipeline: Pipeline | None, device: torch.device) -> None:
+    """Allocates this rank's part of each parameter, without values, and ties what was tied.
+
+    So no rank ever holds a whole model that it shares with others.
+
+    Args:
+        model: On meta, after ``parallelize``.
+        pipeline: What ``parallelize`` returned.
+        device: Of the rank.
+    """
+    for part in pipeline.parts.values() if pipeline else [model]:
+        part.to_empty(device=device)  # part by part, for FSDP has to learn of the new memory of each
+    has_both_ends = model.embed is not None and model.head is not None
+    if model.config.tied_embedding and has_both_ends and not (pipeline and pipeline.tied_head):
+        model.tie_weights()

@@ -25,9 +25,8 @@ from torch.distributed.pipelining import (
 
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import Model, ModelConfig, build_model, evaluating
-from groundup.parallel.layout import Layout
+from groundup.parallel.layout import Layout, ranges, split_layers, stages_of_rank, stages_per_rank
 from groundup.parallel.mesh import ParallelMesh
-from groundup.parallel.pipeline_stages import ranges, split_layers, stages_of_rank, stages_per_rank
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 

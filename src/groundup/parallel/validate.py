@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from groundup.core.errors import ConfigError
 from groundup.models import ModelConfig
 from groundup.parallel.context_parallel import context_reasons
-from groundup.parallel.layout import Layout, describe
-from groundup.parallel.pipeline_stages import stage_reasons
+from groundup.parallel.layout import Layout, describe_layout, stage_reasons
 from groundup.parallel.tensor_parallel import tensor_reasons
 
 _SHOWN = 3
@@ -60,7 +59,7 @@ def validate_layout(
     )
     raise ConfigError(
         "this layout cannot work: " + "; ".join(found),
-        where=f"layout {describe(layout)} on {world_size} ranks",
+        where=f"layout {describe_layout(layout)} on {world_size} ranks",
         fix=f"Nearest that do: {shown}." if near else "Change the batch or the model.",
     )
 

@@ -8,8 +8,8 @@ from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
 from groundup.models import ModelConfig
 from groundup.parallel.activation_checkpointing import Recompute
+from groundup.parallel.device import LossScaleConfig, PrecisionName
 from groundup.parallel.layout import Layout
-from groundup.parallel.precision import LossScaleConfig, PrecisionName
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from groundup.models import Model, evaluating
+from groundup.parallel.device import Precision
 from groundup.parallel.fsdp import set_gradient_sync
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs
-from groundup.parallel.precision import Precision
 from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
 from groundup.tokens.sampling.collate import Predictions
 from groundup.train.config import TrainConfig

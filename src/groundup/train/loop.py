@@ -13,17 +13,17 @@ from groundup.core.log import quiet
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.train.config import TrainConfig
+from groundup.train.cpu import Threads, counts_to_try
 from groundup.train.metrics import Metrics
 from groundup.train.reporting import Report
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run, build_run
 from groundup.train.signals import Interrupted, StopSignals
 from groundup.train.stability import oom
 from groundup.train.stability.nan_debug import explained
 from groundup.train.stability.spike_guard import RollbackGuard
 from groundup.train.stability.spike_handling import handle_spike
+from groundup.train.state import RngStates
 from groundup.train.step import NotFinite, train_step
-from groundup.train.threads import Threads, counts_to_try
 from groundup.train.validation import Complete, Evaluate, log_sample, validate, validate_at_the_end
 
 _FEWEST_STEPS = 3

@@ -19,20 +19,18 @@ from groundup.launch.env import rank_from_env
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models import build_model
 from groundup.models.count import num_parameters
-from groundup.parallel.apply import parallelize
-from groundup.parallel.device import choose_device, describe
-from groundup.parallel.layout import describe as describe_layout
+from groundup.parallel.apply import materialize, parallelize
+from groundup.parallel.device import LossScaler, Precision, choose_device, choose_precision, describe_device
+from groundup.parallel.layout import describe_layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
-from groundup.parallel.meta_init import materialize
-from groundup.parallel.precision import LossScaler, Precision, choose_precision
 from groundup.parallel.validate import validate_layout
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer
-from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
 from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
+from groundup.train.cpu import keep_freed_memory
 from groundup.train.data_loader import Prefetch, read_batch
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
@@ -218,7 +216,7 @@ def _log_description(run: Run) -> None:
         "%s with %s parameters on %s in %s; steps of %s samples of %d tokens, %s training tokens",
         config.model.kind,
         human_count(num_parameters(config.model)),
-        describe(run.device),
+        describe_device(run.device),
         run.precision.name,
         config.batch_sizes,
         config.data.sequence_length,

@@ -18,14 +18,39 @@ from groundup.checkpoint.vocab_padding import misfits
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
+from groundup.parallel.device import LossScaler
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Pipeline
-from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.optim import Optimizers
-from groundup.train.rng import RngStates
 from groundup.train.stability.spike_guard import SpikeGuard
+
+
+@dataclasses.dataclass(frozen=True)
+class RngStates:
+    """RNG states of this rank, of the generators that dropout draws from.
+
+    Attributes:
+        states: By generator, "cpu" or "cuda"; uint8.
+    """
+
+    states: dict[str, Tensor]
+
+    @staticmethod
+    def now() -> "RngStates":
+        """Copies the present states without waiting for the device."""
+        states = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state()
+        return RngStates(states)
+
+    def restore(self) -> None:
+        """Restores the generators of the devices that are here."""
+        if "cpu" in self.states:
+            torch.set_rng_state(self.states["cpu"])
+        if "cuda" in self.states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.states["cuda"])
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import TrainingError
+from groundup.parallel.device import Precision
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.mesh import ParallelMesh
-from groundup.parallel.precision import Precision
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_gradients

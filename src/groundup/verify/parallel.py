@@ -10,8 +10,7 @@ import orjson
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
-from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.pipeline_stages import stages_per_rank
+from groundup.parallel.layout import Layout, PipelineConfig, stages_per_rank
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,

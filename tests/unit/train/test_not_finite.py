@@ -11,11 +11,11 @@ from torch import nn
 from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, TrainingError
 from groundup.core.files import read_json, write_json
-from groundup.parallel.precision import Precision
+from groundup.parallel.device import Precision
 from groundup.tokens.sampling.trace import trace_sample
 from groundup.train.data_loader import Batch
 from groundup.train.setup import build_run
-from groundup.train.stability.nan_search import find_not_finite
+from groundup.train.stability.nan_debug import find_not_finite
 from groundup.train.stability.replay import agreement, open_replayer
 from groundup.train.stability.step_dump import read_dump
 from groundup.train.step import NotFinite

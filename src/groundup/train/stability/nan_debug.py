@@ -1,15 +1,28 @@
-"""What is done about a step whose gradients are not finite: it is saved, and run again for the culprit."""
+"""Explains a step whose gradients are not finite: which module was the first, and for which samples.
 
+The step is dumped, and run once more with hooks on every module, which look at its outputs and at the
+gradients that come back to them.
+"""
+
+import contextlib
+import dataclasses
 import shlex
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from groundup.core.errors import GroundupError, TrainingError
+from groundup.parallel.dtensor import local
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_micro_batch_gradients
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run
-from groundup.train.stability.nan_search import describe, find_not_finite, largest_weight
 from groundup.train.stability.step_dump import StepRecord, write_dump
+from groundup.train.state import RngStates
 from groundup.train.step import NotFinite
+
+_SHOWN = 8
 
 
 def explained(run: Run, batch: Batch, error: NotFinite, random: RngStates) -> TrainingError:
@@ -63,8 +76,175 @@ def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RngState
         rank=mesh.rank,
     )
     findings = [finding for theirs in mesh.all_gather(mine) for finding in theirs]
-    found = describe(findings, num_micro_batches=len(micro_batches) * mesh.dp, num_samples=error.num_samples)
+    found = describe_findings(
+        findings, num_micro_batches=len(micro_batches) * mesh.dp, num_samples=error.num_samples
+    )
     return found or (
         "each micro-batch alone is finite when it is run again: their sum or the norm overflows, or the"
         " machine computes differently each time"
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The first number that is not finite, in a micro-batch or before any.
+
+    Attributes:
+        phase: 0 in the weights, 1 forward, 2 backward, 3 in the weights' gradients.
+        what: Where it is, in words.
+        micro_batch: From 1; 0 where it concerns none.
+        samples: Of the micro-batch, those that have such numbers there, by their index in the data; empty
+            where they cannot be told apart.
+        share: Of the global batch, that the micro-batch is of: the number of a data-parallel rank.
+        rank: That found it.
+    """
+
+    phase: int
+    what: str
+    micro_batch: int = 0
+    samples: tuple[int, ...] = ()
+    share: int = 0
+    rank: int = 0
+
+
+def find_not_finite(
+    model: nn.Module,
+    micro_batches: Sequence[Batch],
+    add_gradients: Callable[[Batch], Tensor],
+    *,
+    first_sample: int,
+    share: int = 0,
+    rank: int = 0,
+) -> list[Finding]:
+    """Runs micro-batches again, and returns what is found first in the weights and in each of them.
+
+    All ranks that share the model must call this together; each looks at what it has itself. The model is
+    left without gradients.
+
+    Args:
+        model: The whole, as it was before the step.
+        micro_batches: Of this rank.
+        add_gradients: Forward and backward pass of a micro-batch; returns its loss on this rank.
+        first_sample: Index in the data of the first sample of the first micro-batch.
+        share: Of the global batch, that they are.
+        rank: This one.
+    """
+    findings = [
+        Finding(phase=0, what=f"{what} of the weight {name}", rank=rank)
+        for name, parameter in model.named_parameters()
+        if (what := _numbers(parameter))
+    ]
+    # What is compiled would not tell of its modules one by one.
+    with torch.compiler.set_stance("force_eager"):
+        for number, batch in enumerate(micro_batches, start=1):
+            size = len(batch.tokens_BT)
+            model.zero_grad(set_to_none=True)
+            with _watched(model, size) as seen:
+                loss = add_gradients(batch)
+            if not torch.isfinite(loss) and not any(phase == 1 for phase, _, _ in seen):
+                seen.insert(0, (1, "the loss", ()))
+            if not seen:
+                seen += [
+                    (3, f"{what} of the gradient of {name}", ())
+                    for name, parameter in model.named_parameters()
+                    if parameter.grad is not None and (what := _numbers(parameter.grad))
+                ]
+            if seen:
+                phase, what, rows = seen[0]
+                samples = tuple(first_sample + row for row in rows)
+                findings.append(
+                    Finding(
+                        phase=phase,
+                        what=what,
+                        micro_batch=number,
+                        samples=samples,
+                        share=share,
+                        rank=rank,
+                    )
+                )
+            first_sample += size
+    model.zero_grad(set_to_none=True)
+    return findings
+
+
+def describe_findings(findings: Sequence[Finding], *, num_micro_batches: int, num_samples: int) -> str:
+    """The findings of all ranks in one sentence, the first of them first; empty without any."""
+    if not findings:
+        return ""
+    first = min(findings, key=lambda finding: (finding.phase, finding.micro_batch, finding.rank))
+    alike = {(finding.share, finding.micro_batch) for finding in findings if finding.micro_batch}
+    samples = sorted({sample for finding in findings for sample in finding.samples})
+    words = [f"the first not finite is {first.what}"]
+    if first.micro_batch:
+        words.append(f"(rank {first.rank}, micro-batch {first.micro_batch})")
+    if len(samples) == num_samples:
+        words.append("for every sample")
+    elif samples:
+        shown = ", ".join(map(str, samples[:_SHOWN])) + (", ..." if len(samples) > _SHOWN else "")
+        words.append(f"for sample{'s' if len(samples) > 1 else ''} {shown}")
+    if alike:
+        words.append(f"in {len(alike)} of {num_micro_batches} micro-batches")
+    return " ".join(words)
+
+
+@torch.no_grad()
+def largest_weight(model: nn.Module) -> tuple[float, str]:
+    """The largest finite number among this rank's weights, and the parameter that has it."""
+    sizes = [
+        (float(torch.nan_to_num(local(parameter), 0.0, 0.0, 0.0).abs().max()), name)
+        for name, parameter in model.named_parameters()
+        if local(parameter).numel()
+    ]
+    return max(sizes, default=(0.0, ""))
+
+
+@contextlib.contextmanager
+def _watched(model: nn.Module, size: int) -> Iterator[list[tuple[int, str, tuple[int, ...]]]]:
+    """Within the block, notes what is not finite in passes of a micro-batch of so many samples, in order."""
+    seen: list[tuple[int, str, tuple[int, ...]]] = []
+
+    def note(phase: int, what: str, tensor: Tensor) -> None:
+        with torch.no_grad():
+            rows = _rows(tensor.detach())
+        if rows:
+            seen.append((phase, what, tuple(rows) if len(tensor) == size else ()))
+
+    def forward_hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            for tensor in output if isinstance(output, tuple) else (output,):
+                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                    note(1, f"the output of {name}", tensor)
+                    if tensor.requires_grad:
+                        tensor.register_hook(
+                            lambda gradient: note(
+                                2, f"the gradient that comes back to the output of {name}", gradient
+                            )
+                        )
+
+        return hook
+
+    handles = [
+        module.register_forward_hook(forward_hook(name or "the model"))
+        for name, module in model.named_modules()
+    ]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows(tensor: Tensor) -> list[int]:
+    """Those along the first dimension that have a number that is not finite."""
+    tensor = local(tensor)
+    if tensor.ndim == 0:
+        return [] if bool(torch.isfinite(tensor)) else [0]
+    return (~torch.isfinite(tensor).flatten(1).all(1)).nonzero().flatten().tolist()
+
+
+@torch.no_grad()
+def _numbers(tensor: Tensor) -> str:
+    """How many of this rank's part are not finite, in words; empty for none."""
+    part = local(tensor)
+    count = int((~torch.isfinite(part)).sum())
+    return f"{count:,} of {part.numel():,} numbers" if count else ""

@@ -10,16 +10,15 @@ from torch import Tensor
 from groundup.checkpoint.native.load import Group, load_into
 from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
-from groundup.parallel.device import choose_device
+from groundup.parallel.device import Precision, PrecisionName, choose_device, choose_precision
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
-from groundup.parallel.precision import Precision, PrecisionName, choose_precision
-from groundup.train.allocator import keep_freed_memory
+from groundup.train.cpu import keep_freed_memory
 from groundup.train.data_loader import Batch
 from groundup.train.forward_backward import add_gradients, add_micro_batch_gradients
 from groundup.train.optim import build_optimizers
-from groundup.train.stability.nan_search import Finding, find_not_finite, largest_weight
+from groundup.train.stability.nan_debug import Finding, find_not_finite, largest_weight
 from groundup.train.stability.step_dump import StepDump, read_dump
 from groundup.train.state import TrainState, random_states
 

@@ -7,10 +7,10 @@ from groundup.checkpoint.native import store
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
 from groundup.train.metrics import Metrics
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run
 from groundup.train.stability.spike_guard import RollbackGuard
 from groundup.train.stability.step_dump import StepRecord, write_dump
+from groundup.train.state import RngStates
 from groundup.train.step import StepResult
 
 

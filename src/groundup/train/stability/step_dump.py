@@ -21,14 +21,14 @@ from groundup.checkpoint.native.save import Writer
 from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import Manifest, describe_files, find_damage
-from groundup.parallel.device import describe
+from groundup.parallel.device import describe_device
 from groundup.tokens.sampling.trace import Piece, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run
+from groundup.train.state import RngStates
 
 _MANIFEST = "bundle.json"
 _BATCH = "batch.safetensors"
@@ -163,7 +163,7 @@ def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
         "sources": sources,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "device": describe(run.device),
+        "device": describe_device(run.device),
     }
     files = describe_files(folder, [_BATCH])
     Manifest(kind="bundle", files=files, about=about).write(folder / _MANIFEST)

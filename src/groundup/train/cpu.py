@@ -5,8 +5,10 @@ at the end of each parallel loop all threads wait for the one whose core has bee
 """
 
 import contextlib
+import ctypes
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -31,6 +33,9 @@ _CHANGE = 1.3
 """Steps that take longer or shorter by this factor are a reason to try again."""
 _TELL = 1.5
 _SECONDS_BETWEEN_TRIALS = 10.0
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt."""
 
 T = TypeVar("T")
 _Trying = Generator[int, float, T]
@@ -187,3 +192,18 @@ class Threads:
             how = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times shorter than"
             load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
             logger.info("steps take %s before (%s); %s", how, load, self._outcome(chosen))
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep large freed blocks for the next step instead of returning them to the system.
+
+    By default each activation is mapped and unmapped anew, and the kernel clears its pages each time:
+    about half of the time of a training step on a CPU (see ``docs/LOG.md``). Returns whether
+    the C library took the setting; others than glibc have no such setting, and need none.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
