@@ -53,7 +53,7 @@ class Optimizers:
 
     @property
     def lr(self) -> float:
-        """Present learning rate of the first group."""
+        """The present learning rate of the first group."""
         return float(next(self._groups())["lr"])
 
     def set_lr_ratio(self, ratio: float) -> None:
@@ -72,7 +72,7 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Tensors by "parameter name/entry", in the parameter's shape or scalars."""
+        """Returns tensors by "parameter name/entry", of the parameter's shape or scalars."""
         return {
             f"{self._names[parameter]}/{entry}": torch.as_tensor(value)
             for part in self._parts
@@ -84,11 +84,11 @@ class Optimizers:
     def make_room(
         self, entries: Mapping[str, Mapping[str, tuple[torch.dtype, tuple[int, ...]]]]
     ) -> dict[str, Tensor]:
-        """Makes a state to be filled: tensors by "parameter name/entry", spread as their parameters are.
+        """Allocates a state to be filled: tensors by "parameter name/entry", sharded as their parameters.
 
         Args:
-            entries: Parameter name -> entry -> dtype and logical shape; a parameter without entries (nothing
-                was ever stepped) is left without. Scalars keep their dtype, others take that of ``state_of``.
+            entries: Parameter name -> entry -> dtype and logical shape; empty for a parameter without state.
+                Scalars keep their dtype, others take that of ``state_of``.
         """
         room: dict[str, Tensor] = {}
         for part in self._parts:

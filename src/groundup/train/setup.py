@@ -1,4 +1,4 @@
-"""From a config to a run that is ready to train: device, precision, data, model, optimizer, last state."""
+"""Builds a run from its config: device, precision, data, model, optimizer, last state."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ CONFIG_FILE = "config.yaml"
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-    """All that the loop reads."""
+    """Everything that the training loop reads."""
 
     config: TrainConfig
     device: torch.device
@@ -59,11 +59,11 @@ class Run:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where the run's checkpoints are."""
+        """Folder of the run's checkpoints."""
         return checkpoints_of(self.config)
 
     def shares(self) -> Iterator[tuple[int, int]]:
-        """First sample and number of samples of this rank's share of each step that is left."""
+        """Yields the first sample and the size of this rank's share of each remaining step."""
         state, mesh = self.state, self.mesh
         for first, size in self.config.batch_sizes.steps(state.samples, self.config.num_steps - state.step):
             yield first + mesh.dp_rank * (size // mesh.dp), size // mesh.dp
@@ -79,11 +79,11 @@ class Run:
         return Prefetch(read, ranges, device=self.device)
 
     def save(self, *, wait: bool, replaces: bool = False) -> None:
-        """Saves the present state and removes what is older than is kept; all ranks do it together.
+        """Saves the present state and removes checkpoints that are no longer kept; collective.
 
         Args:
-            wait: Until it is on the disk, also where saving is asynchronous.
-            replaces: A sound checkpoint of this step is removed, for it is one of this run.
+            wait: Whether to wait until it is on the disk, also where saving is asynchronous.
+            replaces: Whether to remove a sound checkpoint of this step, which is one of this run.
         """
         snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.mesh)
         self.writer.save(self.state.step, snapshot, replaces=replaces)
@@ -92,12 +92,12 @@ class Run:
 
 
 def checkpoints_of(config: TrainConfig) -> Path:
-    """Where the checkpoints of a run are."""
+    """Folder of a run's checkpoints."""
     return config.run_dir / CHECKPOINTS
 
 
 def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> Writer:
-    """What saves a run's checkpoints; all ranks make it together."""
+    """Returns the writer of a run's checkpoints; collective."""
     return Writer(
         checkpoints_of(config),
         model=config.model,
@@ -113,13 +113,13 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
 
 
 def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> Run:
-    """Prepares a run, and continues it from its newest sound checkpoint where there is one.
+    """Prepares a run, and restores its newest sound checkpoint if there is one.
 
     Raises:
-        MachineError: The device or the precision asked for is not there.
-        DataError: The data is missing, damaged, or too small for the plan.
+        MachineError: The device or the precision is not available.
+        DataError: The data is missing, damaged, or too small for the run.
         ConfigError: The model's vocabulary is not the tokenizer's.
-        CheckpointError: The run folder holds another run, or damaged checkpoints only.
+        CheckpointError: The run folder holds another run, or only damaged checkpoints.
     """
     rank = rank_from_env()
     validate_layout(
@@ -132,7 +132,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     )
     mesh = init_distributed(config.layout, rank, choose_device(config.device))
     if not mesh.is_first:
-        logger.setLevel(logging.WARNING)  # one rank tells what all of them do
+        logger.setLevel(logging.WARNING)  # all ranks would log the same
     precision = choose_precision(config.precision, mesh.device)
     _prepare_torch(config, mesh)
 
@@ -165,7 +165,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
-        state.restore(newest, config, mesh)  # last: each rank reads what it has, to where it is
+        state.restore(newest, config, mesh)
         logger.info("continuing from %s", newest)
     else:
         begin(state, config, mesh, tokenizer)
@@ -178,17 +178,17 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
 
 
 def _prepare_torch(config: TrainConfig, mesh: ParallelMesh) -> None:
-    """Sets what PyTorch keeps for the whole process: allocator, threads, determinism, seed."""
+    """Sets what holds for the whole process: allocator, threads, determinism, seed."""
     if mesh.device.type == "cpu":
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed + mesh.rank)  # of dropout: the weights have seeds of their own
+    torch.manual_seed(config.seed + mesh.rank)  # of dropout: weights have their own seeds
 
 
 def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
-    """Returns a state with room for this rank's weights, not yet filled."""
+    """Returns a state with memory for this rank's weights, without values."""
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
@@ -228,7 +228,7 @@ def _log_description(run: Run) -> None:
 
 
 def require_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:
-    """Refuses a model of another vocabulary than that of the data.
+    """Refuses a model whose vocabulary is not that of the data.
 
     Raises:
         ConfigError: Naming both.

@@ -1,4 +1,4 @@
-"""What changes while a run trains, and its passage to and from checkpoints."""
+"""The state of a run that changes while it trains, and its way to and from checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -55,14 +55,14 @@ class RngStates:
 
 @dataclasses.dataclass(kw_only=True)
 class TrainState:
-    """What changes from step to step.
+    """State that changes from step to step.
 
     Attributes:
-        model: The whole, or this rank's share of its layers.
-        pipeline: How micro-batches pass through the ranks' shares; None where there is one.
+        model: The whole model, or this rank's layers of it.
+        pipeline: This rank's stages; None without pipeline parallelism.
         optimizers: Of the model's parameters.
-        scaler: None but for fp16.
-        average: Of the weights; None where none is kept.
+        scaler: Loss scaler of fp16; None for other formats.
+        average: Moving average of the weights; None where none is kept.
         spike_guard: Judges steps; None where every step counts.
         step: Steps done.
         samples: Position in the data.
@@ -87,16 +87,16 @@ class TrainState:
 
     @property
     def parts(self) -> list[Model]:
-        """What passes go through on this rank: the model, or its stages."""
+        """The models that passes run through on this rank: the whole one, or its stages."""
         return list(self.pipeline.parts.values()) if self.pipeline else [self.model]
 
     @property
     def copies(self) -> frozenset[str]:
-        """Names of parameters that are copies of another rank's."""
+        """Names of parameters that are copies of another rank's parameters."""
         return frozenset({"head.weight"} if self.pipeline and self.pipeline.tied_head else ())
 
     def snapshot(self, config: TrainConfig, data_fingerprint: str, mesh: ParallelMesh) -> Snapshot:
-        """What a checkpoint of this moment holds, as this rank has it."""
+        """Returns this rank's part of a checkpoint of the present state."""
         random = {f"{name}/{mesh.rank}": state for name, state in RngStates.now().states.items()}
         counts: dict[str, Any] = {
             "step": self.step,
@@ -127,7 +127,7 @@ class TrainState:
         )
 
     def restore(self, folder: Path, config: TrainConfig, mesh: ParallelMesh) -> None:
-        """Continues exactly where a checkpoint was taken; each rank reads what it holds.
+        """Restores a checkpoint exactly; each rank reads its part.
 
         Raises:
             CheckpointError: It is of another model or another optimizer.
@@ -141,7 +141,7 @@ class TrainState:
         if self.average and "ema" in group_names(folder):
             load_into(Group(folder, "ema"), _stored(self.average.values, config), config.model)
         elif self.average:
-            self.average.begin()  # it was not asked for until now
+            self.average.begin()  # the run had none until now
 
         manifest = read_manifest(folder)
         counts = manifest.counts
@@ -153,7 +153,7 @@ class TrainState:
             self.scaler.load(counts["loss_scale"])
         if self.spike_guard and "spike_guard" in counts:
             self.spike_guard.load(counts["spike_guard"])
-        # A rank that there was not keeps the state of its seed.
+        # A rank that did not exist keeps the state of its seed.
         random_states(folder, mesh.rank).restore()
 
     def _weights(self) -> dict[str, Tensor]:
@@ -189,12 +189,12 @@ class TrainState:
 
 
 def random_states(folder: Path, rank: int) -> RngStates:
-    """What a checkpoint holds of a rank's generators."""
+    """Reads the RNG states of a rank from a checkpoint."""
     group = Group(folder, "random")
     names = {name.rpartition("/")[0]: name for name in group if name.endswith(f"/{rank}")}
     return RngStates({generator: group.read(name) for generator, name in names.items()})
 
 
 def _stored(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
-    """Tensors with the names that they have in a checkpoint."""
+    """Returns tensors with their names in a checkpoint."""
     return [(checkpoint_name(key, config.model), tensor) for key, tensor in tensors.items()]

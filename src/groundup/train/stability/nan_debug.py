@@ -26,13 +26,13 @@ _SHOWN = 8
 
 
 def explained(run: Run, batch: Batch, error: NotFinite, random: RngStates) -> TrainingError:
-    """The error with all that can be found out; all ranks together.
+    """Returns the error with the origin of the numbers that are not finite; collective.
 
     Args:
         run: As it was before the step.
         batch: This rank's share of the step.
-        error: What the step ended with.
-        random: This rank's generators before the step.
+        error: Raised by the step.
+        random: RNG states of this rank before the step.
     """
     run.heartbeat.record(error.step, "finding what is not finite", is_long=True)
     run.state.optimizers.zero_grad()
@@ -48,7 +48,7 @@ def explained(run: Run, batch: Batch, error: NotFinite, random: RngStates) -> Tr
     try:
         folder = write_dump(run, facts, random)
         saved = f"`groundup replay {shlex.quote(str(folder))}` runs this step again."
-    except GroundupError as problem:  # the disk is full, say: what is known must be told all the same
+    except GroundupError as problem:  # a full disk must not hide the cause
         saved = f"The step could not be saved: {problem}."
     if run.state.pipeline:
         found = (
@@ -87,16 +87,16 @@ def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RngState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """The first number that is not finite, in a micro-batch or before any.
+    """The first numbers that are not finite, in the weights or in a micro-batch.
 
     Attributes:
         phase: 0 in the weights, 1 forward, 2 backward, 3 in the weights' gradients.
-        what: Where it is, in words.
-        micro_batch: From 1; 0 where it concerns none.
-        samples: Of the micro-batch, those that have such numbers there, by their index in the data; empty
-            where they cannot be told apart.
-        share: Of the global batch, that the micro-batch is of: the number of a data-parallel rank.
-        rank: That found it.
+        what: The tensor, in words.
+        micro_batch: From 1; 0 for the weights.
+        samples: Indices in the data of the samples that have such numbers there; empty where they cannot be
+            told apart.
+        share: Data-parallel rank whose micro-batch it is.
+        rank: The rank that found it.
     """
 
     phase: int
@@ -116,25 +116,25 @@ def find_not_finite(
     share: int = 0,
     rank: int = 0,
 ) -> list[Finding]:
-    """Runs micro-batches again, and returns what is found first in the weights and in each of them.
+    """Runs micro-batches again, and returns the first finding in the weights and in each micro-batch.
 
-    All ranks that share the model must call this together; each looks at what it has itself. The model is
-    left without gradients.
+    Collective over the ranks that share the model, each of which checks its own part. The model is left
+    without gradients.
 
     Args:
-        model: The whole, as it was before the step.
+        model: The whole model, as it was before the step.
         micro_batches: Of this rank.
-        add_gradients: Forward and backward pass of a micro-batch; returns its loss on this rank.
+        add_gradients: Runs both passes of a micro-batch, and returns its loss on this rank.
         first_sample: Index in the data of the first sample of the first micro-batch.
-        share: Of the global batch, that they are.
-        rank: This one.
+        share: Data-parallel rank of the micro-batches.
+        rank: Of this process.
     """
     findings = [
         Finding(phase=0, what=f"{what} of the weight {name}", rank=rank)
         for name, parameter in model.named_parameters()
         if (what := _numbers(parameter))
     ]
-    # What is compiled would not tell of its modules one by one.
+    # Compiled layers would not call the hooks of their modules.
     with torch.compiler.set_stance("force_eager"):
         for number, batch in enumerate(micro_batches, start=1):
             size = len(batch.tokens_BT)
@@ -168,7 +168,7 @@ def find_not_finite(
 
 
 def describe_findings(findings: Sequence[Finding], *, num_micro_batches: int, num_samples: int) -> str:
-    """The findings of all ranks in one sentence, the first of them first; empty without any."""
+    """Returns the findings of all ranks in one sentence, or an empty string."""
     if not findings:
         return ""
     first = min(findings, key=lambda finding: (finding.phase, finding.micro_batch, finding.rank))
@@ -189,7 +189,7 @@ def describe_findings(findings: Sequence[Finding], *, num_micro_batches: int, nu
 
 @torch.no_grad()
 def largest_weight(model: nn.Module) -> tuple[float, str]:
-    """The largest finite number among this rank's weights, and the parameter that has it."""
+    """Returns the largest finite absolute value among this rank's weights, and its parameter."""
     sizes = [
         (float(torch.nan_to_num(local(parameter), 0.0, 0.0, 0.0).abs().max()), name)
         for name, parameter in model.named_parameters()
@@ -200,7 +200,7 @@ def largest_weight(model: nn.Module) -> tuple[float, str]:
 
 @contextlib.contextmanager
 def _watched(model: nn.Module, size: int) -> Iterator[list[tuple[int, str, tuple[int, ...]]]]:
-    """Within the block, notes what is not finite in passes of a micro-batch of so many samples, in order."""
+    """Collects what is not finite in the passes of a micro-batch of ``size`` samples, in order."""
     seen: list[tuple[int, str, tuple[int, ...]]] = []
 
     def note(phase: int, what: str, tensor: Tensor) -> None:
@@ -235,7 +235,7 @@ def _watched(model: nn.Module, size: int) -> Iterator[list[tuple[int, str, tuple
 
 
 def _rows(tensor: Tensor) -> list[int]:
-    """Those along the first dimension that have a number that is not finite."""
+    """Returns the indices along the first dimension with a number that is not finite."""
     tensor = local(tensor)
     if tensor.ndim == 0:
         return [] if bool(torch.isfinite(tensor)) else [0]
@@ -244,7 +244,7 @@ def _rows(tensor: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _numbers(tensor: Tensor) -> str:
-    """How many of this rank's part are not finite, in words; empty for none."""
+    """Returns how many numbers of this rank's part are not finite, in words; empty for none."""
     part = local(tensor)
     count = int((~torch.isfinite(part)).sum())
     return f"{count:,} of {part.numel():,} numbers" if count else ""
