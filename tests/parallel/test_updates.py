@@ -11,7 +11,7 @@ import torch
 
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.load import Group
-from groundup.parallel import precision
+from groundup.parallel import device
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
 from groundup.train import step
@@ -46,7 +46,7 @@ def overflow_on_rank_1(config: TrainConfig) -> None:
         return total
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision, "_missing", lambda name, device: "")  # slow on a CPU, but right
+        patch.setattr(device, "_missing", lambda name, device: "")  # slow on a CPU, but right
         patch.setattr(step, "add_gradients", overflowing)
         run(config)
 

@@ -36,7 +36,7 @@ _PEAK_TFLOPS = {
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Resolves ``auto``: the GPU where there is one, else the CPU.
+    """Returns the device; ``auto`` is the GPU if there is one, else the CPU.
 
     Raises:
         MachineError: A GPU was asked for and there is none.
@@ -54,14 +54,14 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """The device in words."""
+    """Describes the device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({torch.get_num_threads()} threads)"
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second that the maker states for a dtype; 0 where none is known."""
+    """Returns the floating-point operations a second in the device's data sheet; 0 if unknown."""
     if device.type != "cuda" or dtype == torch.float32:
         return 0.0
     name = torch.cuda.get_device_name(device)
@@ -72,7 +72,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory taken so far: of the GPU by tensors, of the host by the process."""
+    """Returns the peak of memory: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -85,9 +85,9 @@ class LossScaleConfig:
 
     Attributes:
         initial: First scale, 2^32 as in Megatron-LM.
-        minimum: Least scale; an overflow at it ends the training, since no scaling can mend it.
+        minimum: Lowest scale; an overflow at it ends the training.
         window: Steps without overflow after which the scale doubles.
-        hysteresis: Overflows that are forgiven before the scale halves; restored by a full window only.
+        hysteresis: Overflows until the scale halves; restored after a full window.
     """
 
     initial: PositiveFloat = 2.0**32
@@ -121,7 +121,7 @@ class LossScaler:
         self.scale = max(self.scale / 2, self.config.minimum)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Returns what a checkpoint keeps."""
         return {
             "scale": self.scale,
             "steps_without_overflow": self.steps_without_overflow,
@@ -144,17 +144,17 @@ class Precision:
         self.device = device
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which the model runs."""
+        """Returns the context in which the model runs."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
 
 
 def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
-    """Resolves ``auto`` to the best format the hardware has: bf16, else fp16 on a GPU, else fp32.
+    """Returns the format; ``auto`` is the best that the hardware has: bf16, else fp16 on a GPU, else fp32.
 
     Raises:
-        MachineError: The format asked for has no hardware here; says what has.
+        MachineError: The hardware lacks the format; the message names those that it has.
     """
     reasons = {format_: _missing(format_, device) for format_ in ("bf16", "fp16")}
     if name == "auto":
@@ -170,7 +170,7 @@ def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
 
 
 def _missing(name: str, device: torch.device) -> str:
-    """Why the device cannot compute in a format at speed; empty when it can."""
+    """Returns why the device does not support a format in hardware, or an empty string."""
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"{torch.cuda.get_device_name(device)} has no bf16 units (they came with Ampere)"

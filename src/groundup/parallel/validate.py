@@ -1,4 +1,4 @@
-"""Whether a layout can work, and which ones near it do."""
+"""Validation of layouts, which proposes the nearest ones that work."""
 
 import dataclasses
 import functools
@@ -32,10 +32,10 @@ def validate_layout(
         layout: As configured.
         model: Architecture.
         sequence_length: Tokens of a sample.
-        batch_sizes: Samples of a step, all sizes that there are; the last is that of most steps.
+        batch_sizes: All global batch sizes of the run; the last is that of most steps.
         micro_batch_size: Samples of one forward pass.
         world_size: Number of ranks.
-        is_fixed: Whether there are just so many; else layouts of fewer are proposed too.
+        is_fixed: Whether all ranks must be used; else layouts of fewer are proposed too.
 
     Raises:
         ConfigError: It cannot.
@@ -73,7 +73,7 @@ def _reasons(
     micro_batch_size: int,
     world_size: int,
 ) -> list[str]:
-    """Why a layout cannot work, one sentence each."""
+    """Returns why a layout cannot work, a sentence each."""
     found = []
     factors = [(name, getattr(layout, name)) for name in _DEGREES]
     copy = " x ".join(f"{name} {degree}" for name, degree in factors if name != "dp" and degree > 1)
@@ -103,7 +103,7 @@ def _reasons(
 
 
 def _nearest(layout: Layout, world_size: int, sizes: Sequence[int]) -> Iterator[Layout]:
-    """Other layouts over so many ranks, the nearest first; only what the user cuts by is cut."""
+    """Yields layouts over so many ranks, the nearest first, with no other kinds of parallelism."""
     wanted = layout.over(world_size)
     names = [name for name in _DEGREES if name in ("dp", "tp") or getattr(layout, name) > 1]
 

@@ -19,7 +19,7 @@ from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probabil
 from groundup.parallel.dtensor import local
 
 _BUCKET = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Numbers whose moments are in fp32 at a time: as many as caches hold, or as keep a GPU busy."""
+"""Numbers whose moments are widened at a time: as many as caches hold, or as keep a GPU busy."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -29,11 +29,11 @@ class AdamW:
 
     Attributes:
         lr: Peak learning rate.
-        beta1: Decay of the mean of gradients.
-        beta2: Decay of the mean of squared gradients.
-        eps: Added to the root of the latter.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the root of the second moment.
         weight_decay: On tensors of 2 or more dimensions only.
-        state_dtype: Of the two means; bf16 halves their memory, see ``RoundedAdamW``.
+        state_dtype: Of the two moments; bf16 halves their memory, see ``RoundedAdamW``.
     """
 
     kind: Literal["adamw"] = "adamw"
@@ -65,7 +65,7 @@ class AdamW:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some neighbouring numbers of a parameter, each tensor flat; ``step`` is a copy."""
+    """A flat range of a parameter, its gradient and its moments; ``step`` is a copy."""
 
     parameter: Tensor
     gradient: Tensor
@@ -76,15 +76,9 @@ class _Piece:
 class RoundedAdamW(torch.optim.Optimizer):
     """``torch.optim.AdamW``, fused, with moments in bf16; weights and gradients are fp32.
 
-    Each step some numbers' moments at a time are widened to fp32, updated by PyTorch's kernel, and rounded.
-    The chance of a rounding is a hash of the number and the step: no generator's state is needed, a resumed
-    run draws the same, and so do ranks that hold the same parameter.
-
-    Args:
-        groups: As of ``torch.optim.AdamW``.
-        lr: Learning rate.
-        betas: Decay of the moments.
-        eps: Added to the root of the second moment.
+    Each step widens the moments of a bucket of numbers to fp32, updates them by PyTorch's kernel, and rounds
+    them. The direction of a rounding is a hash of the number and the step: it needs no RNG state, and is the
+    same in a resumed run and on ranks that hold the same parameter.
     """
 
     def __init__(
@@ -167,7 +161,7 @@ def round_stochastically_(values: Tensor, step: Tensor) -> None:
 
 
 def _buckets(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are worked on together."""
+    """Yields the pieces that are updated together."""
     bucket: list[_Piece] = []
     count = 0
     for piece in pieces:

@@ -16,7 +16,7 @@ _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
 _STACK = {"cpu": 1 << 20, "cuda": 1 << 27}
-"""Numbers of a stack at most: more would be no faster, and take memory."""
+"""Most numbers of a stack: more would be no faster, and take memory."""
 
 
 @config
@@ -61,16 +61,10 @@ def _is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
 
 
 class BatchedMuon(torch.optim.Optimizer):
-    """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices; its state is the same.
+    """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices, in stacks.
 
-    Updates are the same too but for the rounding of bf16 products, which other kernels sum in another
-    order. Matrices that are cut over ranks (``DTensor``) are for PyTorch's own.
-
-    Args:
-        matrices: Parameters of two dimensions.
-        lr: Learning rate in AdamW's units (Liu et al. 2025, arXiv:2502.16982).
-        momentum: Nesterov momentum.
-        weight_decay: Decoupled.
+    Its state is the same, and so are updates but for the rounding of bf16 products, which other kernels sum
+    in another order. Matrices that are sharded (``DTensor``) are for PyTorch's own.
     """
 
     def __init__(
@@ -102,12 +96,10 @@ class BatchedMuon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Nearly U V^T of each matrix U S V^T: its singular values are brought to between 0.5 and 1.5.
+    """Returns nearly U V^T of each matrix U S V^T: singular values are brought to between 0.5 and 1.5.
 
-    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), in bf16.
-
-    Args:
-        matrices: bf16, of one shape.
+    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), for bf16
+    matrices of one shape.
     """
     x = torch.stack(list(matrices)) if len(matrices) > 1 else matrices[0].clone()
     add_product = torch.baddbmm if len(matrices) > 1 else torch.addmm
@@ -122,7 +114,7 @@ def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _stacks(matrices: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape, dtype and device, as many as a stack may hold."""
+    """Yields matrices of one shape, dtype and device, as many as a stack may hold."""
     alike: dict[object, list[Tensor]] = {}
     for matrix in matrices:
         alike.setdefault((matrix.shape, matrix.dtype, matrix.device), []).append(matrix)
