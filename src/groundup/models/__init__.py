@@ -28,7 +28,7 @@ _MODELS: dict[type, tuple[type[GPT2] | type[Llama], Axes]] = {
 
 
 def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> Model:
-    """The model of a config with uninitialised weights (see ``models.init``); "meta" allocates none."""
+    """Builds the model of a config, with weights that ``models.init`` fills; "meta" allocates none."""
     with torch.device("meta"):
         model = _MODELS[type(config)][0](config)  # type: ignore[arg-type]  # the table pairs them
     if str(device) != "meta":
@@ -38,7 +38,7 @@ def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> M
 
 
 def axes_of(config: ModelConfig) -> Axes:
-    """The dimension names of the model's parameters."""
+    """Returns the dimension names of the model's parameters."""
     return _MODELS[type(config)][1]
 
 

@@ -29,22 +29,15 @@ class Mask(Protocol):
     """Attention of queries to the keys that they may see."""
 
     def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v over what each query sees; returns [B, N, T, H].
-
-        Args:
-            q_BNTH: Queries.
-            k_BKSH: Keys.
-            v_BKSH: Values.
-            dropout: Of attention weights.
-        """
+        """Returns softmax(q k^T / sqrt(H)) v [B, N, T, H], with dropout of the attention weights."""
         ...
 
 
 class CausalMask:
-    """A token sees itself and those before it; the T queries are the last of the S tokens."""
+    """Lets a token see itself and those before it; the T queries are of the last of the S tokens."""
 
     def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v over each token and those before it; returns [B, N, T, H]."""
+        """Returns softmax(q k^T / sqrt(H)) v over each token and those before it: [B, N, T, H]."""
         num_queries, num_keys = q_BNTH.shape[2], k_BKSH.shape[2]
         on_cpu = q_BNTH.device.type == "cpu"
         if num_queries > 1 and not dropout and on_cpu and q_BNTH.dtype == torch.bfloat16:
@@ -69,12 +62,7 @@ class CausalMask:
 
 
 class Masks(nn.Module):
-    """Makes the mask of a forward pass. A module, so that it knows whether the model trains.
-
-    Args:
-        head_dim: H.
-        dropout: Of attention weights, while training.
-    """
+    """Makes the mask of a forward pass; a module, because it must know whether the model trains."""
 
     def __init__(self, *, head_dim: int, dropout: float) -> None:
         super().__init__()
@@ -82,13 +70,13 @@ class Masks(nn.Module):
         self.dropout = dropout
 
     def forward(self, documents_BS: Tensor | None, *, like: Tensor, first_query: int = 0) -> Mask:
-        """The mask for the tokens of a model's input.
+        """Returns the mask of a model's input.
 
         Args:
             documents_BS: Number of each token's document within its row, not decreasing along it; None
-                where a row, behind what a cache holds, is one document.
+                where a row, with what a cache holds, is one document.
             like: Any activation; its device and dtype (autocast's, where it is on) are the attention's.
-            first_query: The first token of a row that has a query; those after it have one too.
+            first_query: The first token of a row with a query; all later ones have one.
         """
         if documents_BS is None:
             return CausalMask()
@@ -105,7 +93,7 @@ class Masks(nn.Module):
 
 
 class DocumentBlocks:
-    """For ``blocked_causal_attention``."""
+    """The mask of ``blocked_causal_attention``."""
 
     def __init__(self, documents_BS: Tensor, dtype: torch.dtype, *, first_query: int = 0) -> None:
         self.blocks: Sequence[Keys] = document_blocks(documents_BS, dtype, first_query=first_query)
@@ -113,7 +101,7 @@ class DocumentBlocks:
     # Not compiled: the sizes of the blocks differ from batch to batch.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        """Returns softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
         assert not dropout, "the dense mask is for dropout"
         k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
         with torch.autocast("cpu", enabled=False):
@@ -121,10 +109,9 @@ class DocumentBlocks:
 
 
 class DocumentOffsets:
-    """For variable-length attention: where each document begins in the rows, one behind the other.
+    """The mask of variable-length attention: offsets of documents in the concatenated rows.
 
-    A document's queries are those of its last tokens, as the kernel has it; documents without a query are
-    left out.
+    A document's queries are of its last tokens, as the kernel assumes; documents without one are left out.
     """
 
     def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
@@ -137,7 +124,7 @@ class DocumentOffsets:
             self.key_offsets_R = _offsets(_document_starts(documents_BS).flatten()[self.keys_M])
 
     def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        """Returns softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
         assert not dropout, "the dense mask is for dropout"
         # torch 2.11's varlen_attn has no option for grouped heads.
         k_BNSH, v_BNSH = repeat_heads(k_BKSH, q_BNTH), repeat_heads(v_BKSH, q_BNTH)
@@ -161,13 +148,13 @@ class DocumentOffsets:
 
 
 class DenseMask:
-    """For PyTorch's attention."""
+    """The mask of PyTorch's attention."""
 
     def __init__(self, documents_BS: Tensor, *, first_query: int = 0) -> None:
         self.mask_B1TS = dense_mask(documents_BS, first_query=first_query)
 
     def attend(self, q_BNTH: Tensor, k_BKSH: Tensor, v_BKSH: Tensor, *, dropout: float) -> Tensor:
-        """softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
+        """Returns softmax(q k^T / sqrt(H)) v within each document: [B, N, T, H]."""
         grouped = q_BNTH.shape[1] != k_BKSH.shape[1]
         return scaled_dot_product_attention(
             q_BNTH, k_BKSH, v_BKSH, attn_mask=self.mask_B1TS, dropout_p=dropout, enable_gqa=grouped
@@ -180,15 +167,7 @@ DocumentMask = DocumentBlocks | DocumentOffsets | DenseMask
 def document_mask(
     documents_BS: Tensor, *, like: Tensor, head_dim: int, dropout: float, first_query: int = 0
 ) -> DocumentMask:
-    """What the layers of this forward pass need to keep attention within documents.
-
-    Args:
-        documents_BS: Number of each token's document within its row, not decreasing along it.
-        like: Any activation; its device and dtype (autocast's, where it is on) are the attention's.
-        head_dim: H.
-        dropout: Of attention weights, in this pass.
-        first_query: The first token of a row that has a query; those after it have one too.
-    """
+    """Returns a mask that keeps attention within documents, for the fastest kernel; see ``Masks.forward``."""
     device = like.device
     autocast = torch.is_autocast_enabled(device.type)
     dtype = torch.get_autocast_dtype(device.type) if autocast else like.dtype
@@ -220,33 +199,31 @@ def varlen_attention_fits(dtype: torch.dtype, head_dim: int, *, capability: tupl
 
 
 def document_offsets(documents_BS: Tensor) -> Tensor:
-    """Where each document begins in the B S tokens, and their number behind: int32 [R + 1]."""
+    """Returns where each document begins in the B S tokens, and then their number: int32 [R + 1]."""
     return _offsets(_document_starts(documents_BS).flatten())
 
 
 def dense_mask(documents_BS: Tensor, *, first_query: int = 0) -> Tensor:
-    """True where token t sees token s, one not after it in the same document: bool [B, 1, T, S].
+    """Returns whether token t sees token s of the same document, not after it: bool [B, 1, T, S].
 
-    Args:
-        documents_BS: Number of each token's document within its row.
-        first_query: The first of the T tokens, which are the last of the S.
+    The T tokens are the last of the S, from ``first_query`` on.
     """
     same_BTS = documents_BS[:, first_query:].unsqueeze(2) == documents_BS.unsqueeze(1)
     return same_BTS.tril(first_query).unsqueeze(1)
 
 
 def repeat_heads(k_BKSH: Tensor, q_BNTH: Tensor) -> Tensor:
-    """Keys or values with as many heads as the queries have: [B, N, S, H]."""
+    """Repeats heads of keys or values to as many as the queries have: [B, N, S, H]."""
     repeats = q_BNTH.shape[1] // k_BKSH.shape[1]
     return k_BKSH if repeats == 1 else k_BKSH.repeat_interleave(repeats, 1)
 
 
 def _document_starts(documents_BS: Tensor) -> Tensor:
-    """Whether a token is its document's first in the row: bool [B, S]."""
+    """Returns whether a token is the first of its document in the row: bool [B, S]."""
     return documents_BS.diff(dim=1, prepend=documents_BS[:, :1] - 1) != 0
 
 
 def _offsets(starts_M: Tensor) -> Tensor:
-    """Indices of what is true, and the number of all behind: int32."""
+    """Returns the indices of true elements, and then the number of all: int32."""
     offsets_R = starts_M.nonzero().flatten()
     return torch.cat((offsets_R, offsets_R.new_tensor([starts_M.numel()]))).int()

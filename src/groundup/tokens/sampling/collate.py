@@ -34,13 +34,7 @@ class Predictions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The loss of a model summed over predictions.
-
-    Attributes:
-        total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
-        num_tokens: Predicted tokens.
-        num_bytes: Bytes of text in these; special tokens have none. 0 when not counted.
-    """
+    """The loss in nats summed over predicted tokens, and the bytes of text in these; 0 if not counted."""
 
     total_loss: float
     num_tokens: int
