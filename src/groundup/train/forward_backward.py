@@ -47,8 +47,7 @@ def add_gradients(
     else:
         for number, micro_batch in enumerate(micro_batches, start=1):
             set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches))
-            with precision.autocast():
-                hidden_BTD = state.model(**inputs_of(micro_batch))
+            hidden_BTD = _hidden(state.model, micro_batch, precision)
             scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT).backward()
     finish_gradients(state.model)
     return mesh.sum(total, over_stages=True)
@@ -62,9 +61,7 @@ def add_micro_batch_gradients(
     Returns the loss summed over this rank's targets, without the scale.
     """
     set_gradient_sync(state.model, mesh.layout, is_last=True)
-    with precision.autocast():
-        hidden_BTD = state.model(**inputs_of(batch))
-    loss_sum = summed_loss(state.model, hidden_BTD, batch.targets_BT, precision)
+    loss_sum = summed_loss(state.model, _hidden(state.model, batch, precision), batch.targets_BT, precision)
     (loss_sum * (scale * mesh.num_replicas)).backward()
     finish_gradients(state.model)
     return loss_sum.detach()
@@ -91,9 +88,7 @@ def loss_without_gradients(
         else:
             with evaluating(state.model):
                 for number, micro_batch in enumerate(micro_batches):
-                    with precision.autocast():
-                        hidden_BTD = state.model(**inputs_of(micro_batch))
-                    finish(state.model, hidden_BTD, number)
+                    finish(state.model, _hidden(state.model, micro_batch, precision), number)
     return float(mesh.sum(total, over_stages=True))
 
 
@@ -115,6 +110,12 @@ def summed_loss(
             group=head.group,
             vocab_begin=head.vocab_begin,
         )
+
+
+def _hidden(model: Model, batch: Batch, precision: Precision) -> Tensor:
+    with precision.autocast():
+        hidden_BTD: Tensor = model(**inputs_of(batch))
+    return hidden_BTD
 
 
 def inputs_of(batch: Batch) -> Inputs:

@@ -33,8 +33,8 @@ class NoSpikeGuard:
 
 
 @config
-class SkipGuard:
-    """Leaves out the update of an outlier.
+class SpikeRule:
+    """When a step is an outlier.
 
     Attributes:
         window: How many of the last steps that were no outliers a step is compared with.
@@ -43,54 +43,48 @@ class SkipGuard:
             an outlier.
         grad_norm_deviations: The same for gradient norms, whose tail is heavier: with batches of 1,000 tokens
             of forum posts the largest of 3,000 healthy steps was at 23, the largest loss at 5.
-        patience: Outliers in a row that end the training: so many are no accident.
         step_dump: Save each outlier for `groundup replay`; takes 4 bytes a weight on the disk each time.
     """
 
-    kind: Literal["skip"] = "skip"
+    kind: str
     window: Positive = 128
     warmup: Positive = 64
     loss_deviations: PositiveFloat = 6.0
     grad_norm_deviations: PositiveFloat = 30.0
-    patience: Positive = 8
     step_dump: bool = False
 
     def __post_init__(self) -> None:
         """Refuses a rule that would never find an outlier."""
-        _check(self)
+        if self.warmup > self.window:
+            raise ValueError(
+                f"warmup {self.warmup} is more than window {self.window}: no step would be judged"
+            )
 
 
 @config
-class RollbackGuard:
+class SkipGuard(SpikeRule):
+    """Leaves out the update of an outlier.
+
+    Attributes:
+        patience: Outliers in a row that end the training: so many are no accident.
+    """
+
+    kind: Literal["skip"] = "skip"
+    patience: Positive = 8
+
+
+@config
+class RollbackGuard(SpikeRule):
     """Goes back to a checkpoint, and skips the data from there up to and with the outlier.
 
     Attributes:
-        window: See ``SkipGuard``; likewise ``warmup``, the deviations and ``step_dump``.
-        warmup: See there.
-        loss_deviations: See there.
-        grad_norm_deviations: See there.
         back: Steps before the outlier, at least, of the checkpoint to go back to.
         limit: Rollbacks of a run; the next outlier ends it.
-        step_dump: See there.
     """
 
     kind: Literal["rollback"] = "rollback"
-    window: Positive = 128
-    warmup: Positive = 64
-    loss_deviations: PositiveFloat = 6.0
-    grad_norm_deviations: PositiveFloat = 30.0
     back: Positive = 100
     limit: Positive = 10
-    step_dump: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuses a rule that would never find an outlier."""
-        _check(self)
-
-
-def _check(guard: SkipGuard | RollbackGuard) -> None:
-    if guard.warmup > guard.window:
-        raise ValueError(f"warmup {guard.warmup} is more than window {guard.window}: no step would be judged")
 
 
 SpikeGuardConfig = Annotated[NoSpikeGuard | SkipGuard | RollbackGuard, ByKind]
