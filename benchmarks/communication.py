@@ -180,8 +180,8 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.models.init import initialise
     from groundup.parallel.activation_checkpointing import Recompute
     from groundup.parallel.apply import parallelize
+    from groundup.parallel.device import Precision
     from groundup.parallel.mesh import init_distributed
-    from groundup.parallel.precision import Precision
     from groundup.tokens.sampling.data_config import DataConfig
     from groundup.train.config import TrainConfig
     from groundup.train.data_loader import Batch, share_of_tokens

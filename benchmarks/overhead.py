@@ -29,8 +29,8 @@ from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
 from groundup.train.loss import linear_cross_entropy
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run, build_run
+from groundup.train.state import RngStates
 from groundup.train.step import train_step
 
 BENCHMARKS_DIR = Path(__file__).parent

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from groundup.train import loop
+from groundup.train import setup
 from groundup.train.data_loader import Batch, read_batch
 from groundup.train.stability import step_dump
 
@@ -43,7 +43,7 @@ def without(begin: int, end: int) -> Callable[..., Batch]:
 def reading(read: Callable[..., Batch]) -> Iterator[None]:
     """Within the block training reads its batches so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "read_batch", read)
+        patch.setattr(setup, "read_batch", read)
         patch.setattr(step_dump, "read_batch", read)
         yield
 

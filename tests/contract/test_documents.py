@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from groundup.eval.perplexity import perplexity_of_samples, summed_loss
+from groundup.eval.perplexity import batch_loss, perplexity_of_samples
 from groundup.models import build_model
 from groundup.models.init import initialise
 from groundup.tokens.sampling.dataset import TokenDataset
@@ -132,7 +132,7 @@ def test_evaluation_predicts_each_document_alone(model, source):
     with torch.no_grad():
         expected = sum(float(loss) for loss in losses_one_by_one(model, whole_documents(source)))
     vocab_size = model.config.vocab_size
-    losses = torch.no_grad()(functools.partial(summed_loss, model, vocab_size))
+    losses = torch.no_grad()(functools.partial(batch_loss, model, vocab_size))
     found = perplexity_of_samples(losses, vocab_size, dataset, mask_documents=True, batch_size=3)
     assert found.total_loss == pytest.approx(expected, rel=1e-5)
     assert found.num_tokens == dataset.packing.num_targets == sum(LENGTHS) - len(LENGTHS)

@@ -47,7 +47,7 @@ _POSSIBLE = {
     "quickstart": {"out": "new"},
     "train": {},
     "finetune": {"model": "run"},
-    "replay": {"bundle": "run"},
+    "replay": {"dump": "run"},
     "eval": {"path": "run", "data": "data_text_document"},
     "convert": {"path": "run", "out": "new", "to": "hf"},
     "generate": {"path": "run", "prompt": "x"},

@@ -13,10 +13,10 @@ from groundup.launch.env import rank_from_env
 from groundup.models import build_model
 from groundup.models.init import initialise
 from groundup.parallel.activation_checkpointing import Recompute
-from groundup.parallel.apply import parallelize
+from groundup.parallel.apply import materialize, parallelize
+from groundup.parallel.dtensor import place
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.mesh import init_distributed
-from groundup.parallel.meta_init import materialize, place
 from tests.instances import MODELS
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data

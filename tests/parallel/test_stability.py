@@ -1,4 +1,4 @@
-"""Averages, growing batches, the guard and bundles on several ranks: as on one process."""
+"""Averages, growing batches, the spike guard and step dumps on several ranks: as on one process."""
 
 import dataclasses
 import math
@@ -12,9 +12,9 @@ from groundup.checkpoint.native.folder import checkpoint_path
 from groundup.checkpoint.native.load import TensorGroup
 from groundup.cli.train import evaluate
 from groundup.core.errors import TrainingError
-from groundup.eval.perplexity import Evaluation
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.train.config import TrainConfig
 from groundup.train.stability.replay import agreement, open_replayer
 from tests.parallel.ranks import train_on_ranks
@@ -98,8 +98,13 @@ def test_a_ramp_and_an_average_are_those_of_one_process(data: Path, tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["rollback", pytest.param("skip", marks=pytest.mark.exhaustive)])
 def test_ranks_decide_as_one_process_does(data: Path, tmp_path: Path, kind: str) -> None:
-    rule = (f"guard.kind={kind}", "guard.window=8", "guard.warmup=6", "guard.grad_norm_deviations=50")
-    rule += ("guard.back=4",) if kind == "rollback" else ()
+    rule = (
+        f"spike_guard.kind={kind}",
+        "spike_guard.window=8",
+        "spike_guard.warmup=6",
+        "spike_guard.grad_norm_deviations=50",
+    )
+    rule += ("spike_guard.back=4",) if kind == "rollback" else ()
     config = make_config(
         data, tmp_path / "alone", *SIZES, *rule, "num_steps=26", "checkpoint.interval=5", "optimizer.lr=1e-2"
     )
@@ -138,7 +143,7 @@ def spoilt(config: TrainConfig) -> None:
 
 
 @pytest.mark.slow
-def test_a_bundle_of_ranks_is_replayed_by_one_process(data: Path, tmp_path: Path) -> None:
+def test_a_step_dump_of_ranks_is_replayed_by_one_process(data: Path, tmp_path: Path) -> None:
     config = make_config(data, tmp_path / "x", *SIZES, "validation.interval=1")
     others = on_ranks(config, tmp_path)
     train_on_ranks(2, list(others.values()), tmp_path, work=spoilt)
@@ -152,20 +157,25 @@ def test_a_bundle_of_ranks_is_replayed_by_one_process(data: Path, tmp_path: Path
             assert "in 4 of 4 micro-batches" in first, name
         replayer = open_replayer(other.run_dir / "failures/step-3", device="cpu", precision=None)
         result = replayer.run()
-        assert agreement(result, replayer.bundle, replayer.precision), name
+        assert agreement(result, replayer.dump, replayer.precision), name
         assert result.findings[0].what.endswith("numbers of the weight layers.1.mlp.w2.bias")
 
 
 @pytest.mark.slow
-def test_bundles_of_outliers_give_the_same_whatever_the_layout(data: Path, tmp_path: Path) -> None:
-    rule = ("guard.kind=skip", "guard.window=8", "guard.warmup=6", "guard.bundle=true")
+def test_step_dumps_of_outliers_give_the_same_whatever_the_layout(data: Path, tmp_path: Path) -> None:
+    rule = (
+        "spike_guard.kind=skip",
+        "spike_guard.window=8",
+        "spike_guard.warmup=6",
+        "spike_guard.step_dump=true",
+    )
     config = make_config(data, tmp_path / "x", *SIZES, *rule, "num_steps=23", "optimizer.lr=1e-2")
     others = on_ranks(config, tmp_path)
     train_on_ranks(2, list(others.values()), tmp_path, work=PoisonedRun(176, 184))
     for name, other in others.items():
         replayer = open_replayer(other.run_dir / "failures/step-23", device="cpu", precision=None)
         result = replayer.run()
-        assert agreement(result, replayer.bundle, replayer.precision), (name, result)
+        assert agreement(result, replayer.dump, replayer.precision), (name, result)
         assert math.isfinite(result.loss)
 
 

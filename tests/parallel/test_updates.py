@@ -12,7 +12,7 @@ import torch
 from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import checkpoint_path
 from groundup.checkpoint.native.load import TensorGroup
-from groundup.parallel import precision
+from groundup.parallel import device
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
 from groundup.train import step
@@ -47,7 +47,7 @@ def overflow_on_rank_1(config: TrainConfig) -> None:
         return total
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(precision, "_missing", lambda name, device: "")  # slow on a CPU, but right
+        patch.setattr(device, "_missing", lambda name, device: "")  # slow on a CPU, but right
         patch.setattr(step, "add_gradients", overflowing)
         run(config)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, kl_div, linear
+from torch.nn.functional import cross_entropy, kl_div
 
 from groundup.checkpoint.lazy import LazyModel, LoadedModel
 from groundup.checkpoint.logical_tensors import pad
-from groundup.models import build_model
+from groundup.models import build_model, lm_head
 
 TOLERANCE = 1e-5
 """Largest difference of two logits of one model in two formats, as a share of the largest logit (or of 1)."""
@@ -133,9 +133,9 @@ def _perplexity(logits_BTV: Tensor, tokens_BT: Tensor) -> float:
 @torch.inference_mode()
 def _logits(loaded: LoadedModel, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V] on the CPU."""
-    model: Any = loaded.model
-    head_VD = model.head.weight[: loaded.config.vocab_size]
-    return linear(model(tokens_BT.to(head_VD.device)), head_VD).cpu()
+    model = loaded.model
+    hidden_BTD = model(tokens_BT.to(next(model.parameters()).device))
+    return lm_head(model, hidden_BTD, loaded.config.vocab_size).cpu()
 
 
 @torch.inference_mode()
@@ -149,7 +149,8 @@ def _streamed_logits(stored: LazyModel, tokens_BT: Tensor) -> Tensor:
         part.register_forward_hook(_drop)
     x_BTD = model(tokens_BT)
     head = "embed.tokens.weight" if stored.config.tied_embedding else "head.weight"
-    return linear(x_BTD, stored.weights[head].read().float())
+    model.head.weight = nn.Parameter(stored.weights[head].read().float(), requires_grad=False)
+    return lm_head(model, x_BTD, stored.config.vocab_size)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,8 +60,7 @@ def evaluate(
     """
     from groundup.core.config import to_dict
     from groundup.eval.tasks import configured_tasks
-    from groundup.parallel.device import choose_device
-    from groundup.parallel.precision import choose_precision
+    from groundup.parallel.device import choose_device, choose_precision
 
     if stray := [word for word in options if "=" not in word]:
         raise ConfigError(

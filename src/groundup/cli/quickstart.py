@@ -155,8 +155,8 @@ def _num_steps(config: "TrainConfig") -> int:
     from groundup.core.log import logger
     from groundup.core.progress import human_count, human_seconds
     from groundup.train.config import TrainConfig
+    from groundup.train.loop import seconds_of_step
     from groundup.train.setup import CONFIG_FILE
-    from groundup.train.speed import seconds_of_step
 
     begun = config.run_dir / CONFIG_FILE
     if begun.is_file():

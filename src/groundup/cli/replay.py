@@ -14,7 +14,7 @@ _SHOWN_DOCUMENTS = 3
 
 
 def replay(
-    bundle: Path,
+    dump: Path,
     *,
     device: Device = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
@@ -23,10 +23,10 @@ def replay(
 ) -> None:
     """Run one training step again, on one process: why was it not finite, which sample is odd?
 
-    A step whose gradients are not finite leaves its bundle in the run folder's `failures`; with
-    `guard.bundle=true` so does a step that the guard found an outlier. A bundle holds the step's samples, the
-    weights before it and the states of the generators: neither the data nor the run is needed, whatever the
-    layout was.
+    A step whose gradients are not finite leaves a step dump in the run folder's `failures`; with
+    `spike_guard.step_dump=true` so does a step that the spike guard flagged. A dump holds the step's samples,
+    the weights before it and the states of the generators: neither the data nor the run is needed, whatever
+    the layout was.
 
     Prints the loss and the gradient norm then and now, the first module whose numbers are not finite, and
     the loss and gradient norm of each sample alone (without dropout), the worst with their text and origin.
@@ -38,17 +38,17 @@ def replay(
         groundup replay runs/a/failures/step-120 --precision fp32
 
     Args:
-        bundle: Its folder.
+        dump: Folder of the step dump.
         precision: Of the matrix products, instead of the run's: is that the reason?
         samples: Whether to run each sample alone too, which takes as long as the step.
         characters: How much of each document of the worst samples to show; 0 for origins alone.
     """
     from groundup.core.errors import TrainingError
-    from groundup.train.stability.nan_search import describe
+    from groundup.train.stability.nan_debug import describe_findings
     from groundup.train.stability.replay import agreement, open_replayer
 
-    replayer = open_replayer(bundle, device=device, precision=precision)
-    opened, facts = replayer.bundle, replayer.bundle.about.facts
+    replayer = open_replayer(dump, device=device, precision=precision)
+    opened, facts = replayer.dump, replayer.dump.about.facts
     last = facts.first_sample + facts.num_samples - 1
     print(f"step {facts.step}, samples {facts.first_sample} to {last}: {facts.reason}")
     _print_machine(replayer)
@@ -58,7 +58,7 @@ def replay(
     print(f"then: loss {facts.loss:.6g}, gradient norm {facts.grad_norm:.6g}")
     print(f"now:  loss {result.loss:.6g}, gradient norm {result.grad_norm:.6g}: {verdict}")
     if result.findings:
-        found = describe(
+        found = describe_findings(
             result.findings, num_micro_batches=result.num_micro_batches, num_samples=facts.num_samples
         )
         print(f"{found[0].upper()}{found[1:]}.")
@@ -69,29 +69,29 @@ def replay(
         _print_samples(replayer, replayer.samples(), characters)
     if not agrees:
         raise TrainingError(
-            "the step did not give what it gave in the run", where=bundle, fix=_reason_to_differ(replayer)
+            "the step did not give what it gave in the run", where=dump, fix=_reason_to_differ(replayer)
         )
 
 
 def _print_machine(replayer: "Replayer") -> None:
     import torch
 
-    from groundup.parallel.device import describe
+    from groundup.parallel.device import describe_device
 
-    about, precision = replayer.bundle.about, replayer.precision
-    degrees = [f"{name} {replayer.bundle.about.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
+    about, precision = replayer.dump.about, replayer.precision
+    degrees = [f"{name} {replayer.dump.about.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
     print(
-        f"then: {about.device}, {replayer.bundle.about.precision}, torch {about.torch},"
+        f"then: {about.device}, {replayer.dump.about.precision}, torch {about.torch},"
         f" {', '.join(degrees)}\n"
-        f"now:  {describe(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
+        f"now:  {describe_device(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
     )
 
 
 def _reason_to_differ(replayer: "Replayer") -> str:
     """Names what may have made the difference."""
-    config, layout = replayer.bundle.config, replayer.bundle.about.layout
-    if replayer.precision.name != replayer.bundle.about.precision:
-        return f"So precision {replayer.bundle.about.precision} has to do with it."
+    config, layout = replayer.dump.config, replayer.dump.about.layout
+    if replayer.precision.name != replayer.dump.about.precision:
+        return f"So precision {replayer.dump.about.precision} has to do with it."
     dropout = config.model.dropout or config.model.attention_dropout
     if dropout and layout["pp"] * layout["cp"] * layout["tp"] > 1:
         return "Dropout drew otherwise: several ranks shared each sample, which one process cannot repeat."
@@ -104,11 +104,11 @@ def _print_samples(replayer: "Replayer", results: "list[SampleResult]", characte
     print("each sample alone:" if len(shown) == len(results) else f"the {len(shown)} worst samples alone:")
     for result in shown:
         print(f"  sample {result.index}: loss {result.loss:.4f}, gradient norm {result.grad_norm:.4g}")
-    tokenizer = replayer.bundle.tokenizer
+    tokenizer = replayer.dump.tokenizer
     for result in ranked[:1]:
-        row = result.index - replayer.bundle.about.facts.first_sample
-        ids = replayer.bundle.batch.tokens_BT[row].tolist()
-        documents = replayer.bundle.about.sources[row]
+        row = result.index - replayer.dump.about.facts.first_sample
+        ids = replayer.dump.batch.tokens_BT[row].tolist()
+        documents = replayer.dump.about.sources[row]
         print(f"the worst, sample {result.index}, holds {len(documents)} document(s):")
         begin = 0
         for document in documents[:_SHOWN_DOCUMENTS]:

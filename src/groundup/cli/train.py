@@ -17,9 +17,9 @@ from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
+    from groundup.tokens.sampling.collate import Evaluation
     from groundup.tokens.sampling.dataset import Samples
     from groundup.train.config import TrainConfig
-    from groundup.train.loop import Evaluation
     from groundup.train.setup import Run
 
 _RANKS = "ranks"

@@ -3,25 +3,21 @@
 Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
 """
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
 from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
-from groundup.models import ModelConfig
-from groundup.models.mode import evaluating
+from groundup.models import ModelConfig, evaluating, lm_head
 from groundup.tokens.dataset.token_source import Tokens
-from groundup.tokens.sampling.collate import Predictions, predictions, read_predictions
+from groundup.tokens.sampling.collate import Evaluation, Predictions, predictions, read_predictions
 from groundup.tokens.sampling.dataset import PADDING, Samples
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -31,36 +27,6 @@ _CHUNK = 1 << 22
 
 SummedLoss = Callable[[Predictions], float]
 """The loss summed over a batch's targets, in nats."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """Holds a model's losses over a text, summed.
-
-    Attributes:
-        total_loss: Sum of -ln p(token | the tokens before it in its window), in nats.
-        num_tokens: Predicted tokens.
-        num_bytes: Bytes of text in these; special tokens have none. 0 when not counted.
-    """
-
-    total_loss: float
-    num_tokens: int
-    num_bytes: int
-
-    @property
-    def loss(self) -> float:
-        """Nats a token."""
-        return self.total_loss / self.num_tokens
-
-    @property
-    def perplexity(self) -> float:
-        """exp(loss), infinite where that overflows."""
-        return math.exp(self.loss) if self.loss < 700 else math.inf
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Loss in bits divided by the bytes of text, comparable between tokenizers; NaN without bytes."""
-        return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
 def perplexity(
@@ -113,7 +79,7 @@ def perplexity(
             yield predictions(np.array(sliding_window_view(piece, width + 1)[::width]))
 
     with evaluating(model), torch.no_grad():
-        losses = functools.partial(summed_loss, model, config.vocab_size)
+        losses = functools.partial(batch_loss, model, config.vocab_size)
         return _evaluation(losses, batches(), byte_lengths, on_progress)
 
 
@@ -209,7 +175,7 @@ def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[i
         yield whole * length, 1, rest
 
 
-def summed_loss(model: Any, vocab_size: int, batch: Predictions) -> float:
+def batch_loss(model: nn.Module, vocab_size: int, batch: Predictions) -> float:
     """The summed loss of a batch; fp32 logits are held for one chunk of tokens at a time."""
     device = next(model.parameters()).device
     tokens_BT, targets_BT, positions_BT, documents_BT = (
@@ -218,13 +184,12 @@ def summed_loss(model: Any, vocab_size: int, batch: Predictions) -> float:
     )
     assert targets_BT is not None, "every batch has them"
     hidden_MD = model(tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT).flatten(0, 1)
-    head_VD = model.head.weight[:vocab_size]
     rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
     total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
     for hidden_CD, targets_C in zip(
         torch.split(hidden_MD, rows), torch.split(targets_BT.flatten(), rows), strict=True
     ):
-        logits_CV = linear(hidden_CD, head_VD).float()
+        logits_CV = lm_head(model, hidden_CD, vocab_size)
         losses_C = cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=PADDING)
         total += losses_C.double().sum()
     return total.item()

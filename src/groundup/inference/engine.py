@@ -12,14 +12,13 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sampler import Sampling, sample
+from groundup.models import evaluating, lm_head
 from groundup.models.kv_cache import KeyValueCache
-from groundup.models.mode import evaluating
 
 FinishReason = Literal["stop", "length", "context"]
 """Why a text ended: at a stop id, after ``max_new_tokens``, or because the model's context is full."""
@@ -230,8 +229,7 @@ class Engine:
     def _logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
         """Logits [B, V] of the token after the last one; ids without meaning are cut off."""
         hidden_BTD = self._model(tokens_BT, cache=cache)
-        head_VD = self._model.head.weight[: self._vocab_size]
-        logits_BV = linear(hidden_BTD[:, -1], head_VD).float()
+        logits_BV = lm_head(self._model, hidden_BTD[:, -1], self._vocab_size)
         if not logits_BV.isfinite().all():  # of which any token could be drawn, or none
             raise CheckpointError(
                 "the model's logits are not finite: its weights are not, or numbers overflow in"

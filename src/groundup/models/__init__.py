@@ -3,10 +3,13 @@
 A model joins by one file and one line in each of the two tables below.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from groundup.core.config import ByKind, config, from_dict
 from groundup.models import gpt2, llama
@@ -25,7 +28,7 @@ _MODELS: dict[type, tuple[type[GPT2] | type[Llama], Axes]] = {
 
 
 def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> Model:
-    """The model of a config with uninitialised weights (see ``models.init``); "meta" allocates none."""
+    """Builds the model of a config, with weights that ``models.init`` fills; "meta" allocates none."""
     with torch.device("meta"):
         model = _MODELS[type(config)][0](config)  # type: ignore[arg-type]  # the table pairs them
     if str(device) != "meta":
@@ -35,8 +38,25 @@ def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> M
 
 
 def axes_of(config: ModelConfig) -> Axes:
-    """The dimension names of the model's parameters."""
+    """Returns the dimension names of the model's parameters."""
     return _MODELS[type(config)][1]
+
+
+def lm_head(model: nn.Module, hidden: Tensor, vocab_size: int) -> Tensor:
+    """Logits [..., vocab_size] in fp32 of final hidden states [..., D], without those of padding rows."""
+    assert isinstance(model.head, nn.Linear), "the last part of a model has the head"
+    return linear(hidden, model.head.weight[:vocab_size]).float()
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Puts a model into evaluation mode within the block, and back into training mode where it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 @config

@@ -22,7 +22,7 @@ class Attention(nn.Module):
         head_dim: H.
         bias: Whether the query, key and value projections have biases.
         output_bias: Whether the output projection has one.
-        dropout: Of attention weights, while training.
+        dropout: Of attention weights, in training mode.
     """
 
     def __init__(

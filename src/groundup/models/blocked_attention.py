@@ -1,11 +1,10 @@
-"""Causal attention for training on a CPU, where matrix products are quick and PyTorch's kernel is not.
+"""Causal attention on a CPU, faster than PyTorch's fused kernel.
 
-The causal square is cut into blocks of queries, each against the keys up to its own end: nearly half
-of the work is never done, and what is left runs in the matrix library. Where documents are kept apart,
-a block begins at the first key that any of its queries sees; the queries may be those of the last tokens
-only. On 2 cores with bf16 instructions a
-forward and backward pass takes a third of the time of PyTorch's fused kernel (see ``docs/LOG.md``),
-for a memory of 5/8 T^2 weights a head at T = 512.
+Each block of queries is multiplied with the keys up to its own end: nearly half of the work is left out,
+and the rest runs in the matrix library. Where documents are kept apart, a block begins at the first key that
+any of its queries sees; the queries may be those of the last tokens only. On 2 cores with bf16 instructions a
+forward and backward pass takes a third of the time of PyTorch's fused kernel (see ``docs/LOG.md``), for a
+memory of 5/8 T^2 weights a head at T = 512.
 
 Shapes: B rows, N heads, T queries, S keys, H head dim, Z rows times heads, Q queries of a block, L its keys.
 """
@@ -21,12 +20,12 @@ _BLOCK = 128
 
 
 class Keys(NamedTuple):
-    """What the queries of the tokens [begin, end) see: keys [first, end), the future apart.
+    """The keys that a block of queries, of the tokens [begin, end), sees: [first, end) but for the future.
 
     Attributes:
-        first: The first key that any of them sees.
-        hidden_B1QL: Added to the scores, -inf where a key is of the future or of another document;
-            None where only the future is hidden.
+        first: The first key that any of the queries sees.
+        hidden_B1QL: Added to the scores, -inf for keys of the future or of another document; None where only
+            the future is hidden.
     """
 
     first: int
@@ -36,13 +35,9 @@ class Keys(NamedTuple):
 def blocked_causal_attention(
     q_BNTH: Tensor, k_BNSH: Tensor, v_BNSH: Tensor, blocks: Sequence[Keys] | None = None
 ) -> Tensor:
-    """softmax(q k^T / sqrt(H)) v over each token and those before it: [B, N, T, H], heads equal in number.
+    """Returns softmax(q k^T / sqrt(H)) v [B, N, T, H]; the T queries are of the last of the S tokens.
 
-    Args:
-        q_BNTH: Queries of the last T of the S tokens.
-        k_BNSH: Keys.
-        v_BNSH: Values.
-        blocks: From ``document_blocks``, of the same dtype; None lets a token see all before it.
+    ``blocks`` are from ``document_blocks``, of the same dtype; with None a token sees all before it.
     """
     if blocks is None:
         blocks = [Keys(0, None)] * -(-q_BNTH.shape[2] // _BLOCK)
@@ -51,12 +46,12 @@ def blocked_causal_attention(
 
 
 def document_blocks(documents_BS: Tensor, dtype: torch.dtype, *, first_query: int = 0) -> list[Keys]:
-    """The keys of each block of queries, where a token sees its own document only.
+    """Returns the keys of each block of queries, where a token sees its own document only.
 
     Args:
         documents_BS: Number of each token's document, not decreasing along a row.
         dtype: Of queries and keys.
-        first_query: The first token that has a query; those after it have one too.
+        first_query: The first token with a query; all later ones have one.
     """
     length = documents_BS.shape[1]
     index_S = torch.arange(length)

@@ -5,7 +5,7 @@ from groundup.models.spec import dimensions_of
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Parameters at the true vocabulary (a tied head counts once)."""
+    """Counts parameters at the true vocabulary; a tied head counts once."""
     model = build_model(config, device="meta")
     axes = axes_of(config)
     total = 0
@@ -17,7 +17,7 @@ def num_parameters(config: ModelConfig) -> int:
 
 
 def num_matmul_parameters(config: ModelConfig) -> int:
-    """Weights that multiply every token: all matrices but the lookup tables, at the padded vocabulary."""
+    """Counts weights that multiply every token: matrices but no lookup tables, at the padded vocabulary."""
     model = build_model(config, device="meta")
     return sum(
         parameter.numel()
@@ -27,7 +27,7 @@ def num_matmul_parameters(config: ModelConfig) -> int:
 
 
 def training_flops_per_token(config: ModelConfig, sequence_length: int) -> float:
-    """Forward and backward floating-point operations a token, attention counted as causal.
+    """Returns the floating-point operations a token of both passes, attention counted as causal.
 
     6 P for the P weights of matrix products (2 P forward, 4 P backward; Kaplan et al. 2020,
     arXiv:2001.08361, section 2.1), and for attention, of which a causal mask leaves half:

@@ -156,10 +156,10 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """The whole model; ``forward`` ends before the head, whose weight the loss uses.
+    """The whole model; ``forward`` ends before the head, which the loss and ``lm_head`` apply.
 
-    Without some of its layers, or with None for an end, it is a part of a model, and takes and returns
-    hidden states [B, T, D] in place of what it lacks.
+    Without some of its layers, or with None for an end, it is a pipeline stage, and takes and returns hidden
+    states [B, T, D] in place of what it lacks.
     """
 
     def __init__(self, config: GPT2Config) -> None:
@@ -177,7 +177,7 @@ class GPT2(nn.Module):
         self.tie_weights()
 
     def tie_weights(self) -> None:
-        """Makes the head the token embedding, where the config says so; to repeat after a move off meta."""
+        """Shares the token embedding with the head if configured; to be repeated after ``to_empty``."""
         if self.config.tied_embedding:
             assert self.head is not None and self.embed is not None, "a part of a model ties nothing"
             self.head.weight = self.embed.tokens.weight
@@ -190,14 +190,14 @@ class GPT2(nn.Module):
         documents_BT: Tensor | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
-        """Final hidden states [B, T, D].
+        """Returns the final hidden states [B, T, D].
 
         Args:
             tokens_BT: Ids.
-            positions_BT: Of each token in its document; by default they count from the row's first token.
-            documents_BT: Number of each token's document within its row, not decreasing along it:
-                attention stays within. By default a row is one document.
-            cache: Of the tokens that ``tokens_BT`` follows, all of one document.
+            positions_BT: Position of each token in its document; by default counted from the row's first.
+            documents_BT: Number of each token's document within its row, not decreasing along it; attention
+                stays within documents. By default a row is one document.
+            cache: Of the tokens before ``tokens_BT``, all of one document.
         """
         assert documents_BT is None or cache is None, "a cache holds one document a row"
         past = cache.length if cache else 0

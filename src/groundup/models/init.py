@@ -1,6 +1,6 @@
 """Initial values: each parameter's depends only on (seed, its name, its logical shape).
 
-So every parallel layout, however it cuts the model, starts from the same one.
+So every parallel layout starts from the same model.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ def initialise(
         model: The whole or a part.
         config: Of the whole.
         seed: Of all values.
-        place: Brings a value (on the CPU, fp32) to its parameter, of which a rank may have but a part.
+        place: Copies a value (on the CPU, fp32) to its parameter, of which a rank may have a part only.
     """
     axes = axes_of(config)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def initialise(
 
 
 def initial_value(name: str, shape: list[int], config: ModelConfig, seed: int) -> Tensor:
-    """The initial value of one parameter at its logical (unpadded, unsharded) shape, on the CPU in fp32."""
+    """Draws one parameter at its logical (unpadded, unsharded) shape, on the CPU in fp32."""
     if name.endswith(".bias"):
         return torch.zeros(shape)
     if len(shape) == 1:

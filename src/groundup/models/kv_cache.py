@@ -1,4 +1,4 @@
-"""Keys and values of the tokens that a model has read, for generation.
+"""The key/value cache of generation.
 
 Shapes: B batch, K kv heads, T new tokens, S capacity in tokens, H head dim.
 """
@@ -12,14 +12,7 @@ from torch import Tensor
 class KeyValueCache:
     """One pair of buffers [B, K, S, H] a layer, filled from the left; all rows hold ``length`` tokens.
 
-    Args:
-        num_layers: Layers of the model.
-        batch_size: Rows.
-        num_kv_heads: Key/value heads.
-        capacity: Most tokens a row can hold.
-        head_dim: Width of a head.
-        dtype: Of keys and values.
-        device: Where the buffers are.
+    ``capacity`` is S, the most tokens that a row can hold.
     """
 
     def __init__(
@@ -39,7 +32,7 @@ class KeyValueCache:
         self.length = 0
 
     def append(self, layer: int, k_BKTH: Tensor, v_BKTH: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores a layer's new keys and values; returns all of that layer's so far.
+        """Stores a layer's new keys and values, and returns all of that layer so far.
 
         The length grows when the model's forward calls ``advance``, after its last layer.
         """
@@ -51,7 +44,7 @@ class KeyValueCache:
         return keys[:, :, :end], values[:, :, :end]
 
     def advance(self, num_tokens: int) -> None:
-        """Makes the tokens just appended by every layer part of the past."""
+        """Counts the tokens that every layer has just appended."""
         self.length += num_tokens
 
     def keep(self, rows: Sequence[int]) -> None:

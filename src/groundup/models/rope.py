@@ -1,4 +1,4 @@
-"""Rotary positions, and the ways of scaling them to contexts longer than the model was first trained on.
+"""Rotary positions, and how they are scaled to longer contexts than the model was first trained on.
 
 Shapes: B batch, T tokens, N heads, H head dim.
 """
@@ -18,7 +18,7 @@ Factor = Annotated[float, Field(ge=1)]
 
 @config
 class NoRopeScaling:
-    """Positions as they are."""
+    """No scaling."""
 
     kind: Literal["none"] = "none"
 

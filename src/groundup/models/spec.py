@@ -1,4 +1,4 @@
-"""What a model says of itself to the rooms above: its sizes and the names of its dimensions."""
+"""Names of the dimensions of a model's parameters."""
 
 import fnmatch
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Axes = Mapping[str, tuple[Dimension, ...]]
 
 
 def dimensions_of(axes: Axes, name: str) -> tuple[Dimension, ...]:
-    """The dimension names of one parameter.
+    """Returns the dimension names of one parameter.
 
     Raises:
         KeyError: The table has no entry for the parameter; the message names it.

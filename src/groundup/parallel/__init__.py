@@ -1,1 +1,1 @@
-"""How a model and its data are spread over ranks; the model knows nothing of it."""
+"""Parallelism over ranks, of which models know nothing."""

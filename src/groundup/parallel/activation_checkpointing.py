@@ -1,4 +1,4 @@
-"""Activations that the backward pass computes again, instead of the forward pass keeping them.
+"""Activation checkpointing: the backward pass recomputes activations instead of keeping them.
 
 ``torch.utils.checkpoint`` does it, layer by layer (Chen et al. 2016, arXiv:1604.06174). Random numbers,
 autocast and gradients are the same as without: only memory and time change.
@@ -37,18 +37,18 @@ _FUSED_ATTENTION = frozenset(
         "torch_attn::_varlen_attn",
     }
 )
-"""Kernels that hold no attention weights: their output, all that they keep, is as small as a product's."""
+"""Kernels that keep their output alone, no attention weights."""
 
 
 @config
 class Recompute:
-    """What layers keep for the backward pass; less costs time.
+    """Which activations layers keep for the backward pass; fewer cost time.
 
     Attributes:
         mode: ``none`` keeps all; ``selective`` the outputs of matrix products and of fused attention, so
             that attention weights, norms, activation functions and dropout are computed again; ``full``
             the layer's input only.
-        every: Of the layers, each so many-th from the first does so, the others keep all.
+        every: Apply the mode to every so many-th layer from the first; the others keep all.
     """
 
     mode: Literal["none", "selective", "full"] = "none"
@@ -61,12 +61,7 @@ class Recompute:
 
 
 def apply_activation_checkpointing(model: Model, recompute: Recompute) -> None:
-    """Makes layers compute activations again, in place; before they are compiled or sharded over data.
-
-    Args:
-        model: Whole or a part, cut by tensor parallelism or not.
-        recompute: Of which layers, and what.
-    """
+    """Makes layers recompute activations, in place; to be called before compiling and FSDP."""
     if recompute.mode == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
@@ -86,7 +81,7 @@ def apply_activation_checkpointing(model: Model, recompute: Recompute) -> None:
 
 
 def _policy(model: Model) -> Callable[..., CheckpointPolicy]:
-    """Which operations of a layer are kept under ``selective``.
+    """Returns which outputs of a layer's operations are kept under ``selective``.
 
     Not kept is the product that ends a layer, which no gradient needs, unless dropout follows: then only
     its product would have to be computed again, for the shape. Nor is a product of which each rank has a

@@ -1,4 +1,4 @@
-"""torch.compile, where the machine can: otherwise eager, with a word on what is missing."""
+"""torch.compile where the machine has what it needs; else eager, with a warning that says what is missing."""
 
 import shutil
 
@@ -12,11 +12,8 @@ def compile_layers(model: Model, device: torch.device) -> bool:
     """Compiles each transformer layer in place; returns whether it did.
 
     One layer's graph serves all, so compiling takes seconds instead of minutes. A first run on a tiny
-    function finds out whether the machine's compiler works; if not, the model stays eager.
-
-    Args:
-        model: To compile; may still be on meta.
-        device: On which it will run.
+    function finds out whether the machine's compiler works; if not, the model stays eager. The model may
+    still be on meta.
     """
     reason = _missing(device)
     if reason:
@@ -28,7 +25,7 @@ def compile_layers(model: Model, device: torch.device) -> bool:
 
 
 def _missing(device: torch.device) -> str:
-    """Why torch.compile does not work here; empty when it does."""
+    """Returns why torch.compile does not work here, or an empty string."""
     if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return "no C++ compiler is on the PATH (on Debian: apt install g++)"
     try:

@@ -1,4 +1,4 @@
-"""Context parallelism: the tokens of a sequence spread over ranks, which gather keys and values to attend.
+"""Context parallelism: ranks share the tokens of a sequence, and gather keys and values to attend.
 
 A sequence is cut into 2 cp chunks, of which each rank takes two, one from either end, so that causal
 attention costs all ranks the same. In each layer the keys and values of all ranks are gathered, and the
@@ -24,51 +24,35 @@ from groundup.models.masks import Mask, Masks
 
 
 def context_reasons(cp: int, sequence_length: int) -> list[str]:
-    """Why sequences cannot be spread over so many ranks, a sentence each; empty if they can.
-
-    Args:
-        cp: Ranks.
-        sequence_length: Tokens of a sequence.
-    """
+    """Returns why sequences cannot be divided over ``cp`` ranks, a sentence each."""
     if cp > 1 and sequence_length % (2 * cp):
         return [f"sequence_length {sequence_length} is not divisible by 2 x cp {cp}"]
     return []
 
 
 def chunks_of_rank(cp_rank: int, cp: int, length: int) -> tuple[slice, slice]:
-    """Where in a sequence a rank's tokens are, in their order: a chunk from either end.
-
-    Args:
-        cp_rank: Which rank of those that share the sequence.
-        cp: How many they are.
-        length: Of the sequence, a multiple of 2 cp.
-    """
+    """Returns a rank's two chunks of a sequence, one from either end; ``length`` is a multiple of 2 cp."""
     size = length // (2 * cp)
     first, second = cp_rank * size, (2 * cp - 1 - cp_rank) * size
     return slice(first, first + size), slice(second, second + size)
 
 
 def tokens_of_rank(x_BS: Tensor, cp_rank: int, cp: int) -> Tensor:
-    """A rank's part [B, T] of what there is of each token [B, S]."""
+    """Returns a rank's part [B, T] of values of each token [B, S]."""
     return torch.cat([x_BS[:, chunk] for chunk in chunks_of_rank(cp_rank, cp, x_BS.shape[1])], dim=1)
 
 
 def apply_context_parallel(model: Model, group: ProcessGroup) -> None:
-    """Lets a model, or a part of one, attend over all ranks' tokens; from now on it is given this rank's.
+    """Makes a model, or a part of one, attend over the tokens of all ranks of a group, in place.
 
-    All ranks then call it together, with tokens cut by ``tokens_of_rank`` and their positions, which it
-    cannot count itself.
-
-    Args:
-        model: Changed in place; with or without other kinds of parallelism, in any order.
-        group: The ranks that share sequences, in their order.
+    Its forward pass is then collective, and takes tokens cut by ``tokens_of_rank`` with their positions.
     """
-    assert isinstance(model.masks, Masks), "a model's tokens are shared once"
+    assert isinstance(model.masks, Masks), "context parallelism is applied once"
     model.masks = _SharedMasks(model.masks, group)
 
 
 class _SharedMasks(nn.Module):
-    """Makes masks for a rank's two chunks."""
+    """Makes the masks of a rank's two chunks."""
 
     def __init__(self, masks: Masks, group: ProcessGroup) -> None:
         super().__init__()
@@ -76,7 +60,7 @@ class _SharedMasks(nn.Module):
         self._group = group
 
     def forward(self, documents_BT: Tensor | None, *, like: Tensor) -> Mask:
-        """As ``Masks`` makes them; documents have the numbers that they have in the whole row."""
+        """Makes the mask as ``Masks`` does; documents are numbered in the whole row."""
         if documents_BT is None:
             causal = self.masks(None, like=like)
             return _SharedMask((causal, causal), self._group)
@@ -93,7 +77,7 @@ class _SharedMask:
         self._masks = masks
         self._group = group
 
-    # Not compiled: the rest of a layer is, up to here and from here on.
+    # A graph break: the rest of a layer is compiled, before and after it.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(self, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, *, dropout: float) -> Tensor:
         """softmax(q k^T / sqrt(H)) v over what each of this rank's queries sees: [B, N, T, H]."""
@@ -128,7 +112,7 @@ class _GatherTokens(torch.autograd.Function):
 
 
 def _gathered(part: Tensor, group: ProcessGroup, *, dim: int) -> Tensor:
-    """The parts of all ranks, put together along the tokens."""
+    """Returns the parts of all ranks, joined in the order of the tokens."""
     parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(parts, part.contiguous(), group=group)
     pairs = [one.chunk(2, dim) for one in parts]

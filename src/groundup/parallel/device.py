@@ -1,12 +1,18 @@
-"""The device that a run is on: which, how fast at its best, how much memory it has taken."""
+"""The device of a run and the number formats that its hardware has; fp16's dynamic loss scale."""
 
+import contextlib
 import resource
 import sys
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from groundup.core.config import config
+from groundup.core.config_class import Positive, PositiveFloat
 from groundup.core.errors import MachineError
+
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _PEAK_TFLOPS = {
     # Dense 16-bit tensor-core rates with fp32 accumulation, from the makers' data sheets.
@@ -30,7 +36,7 @@ _PEAK_TFLOPS = {
 
 
 def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """Resolves ``auto``: the GPU where there is one, else the CPU.
+    """Returns the device; ``auto`` is the GPU if there is one, else the CPU.
 
     Raises:
         MachineError: A GPU was asked for and there is none.
@@ -47,15 +53,15 @@ def choose_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     return torch.device(name)
 
 
-def describe(device: torch.device) -> str:
-    """The device in words."""
+def describe_device(device: torch.device) -> str:
+    """Describes the device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({torch.get_num_threads()} threads)"
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second that the maker states for a dtype; 0 where none is known."""
+    """Returns the floating-point operations a second in the device's data sheet; 0 if unknown."""
     if device.type != "cuda" or dtype == torch.float32:
         return 0.0
     name = torch.cuda.get_device_name(device)
@@ -66,8 +72,114 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory taken so far: of the GPU by tensors, of the host by the process."""
+    """Returns the peak of memory: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+@config
+class LossScaleConfig:
+    """Dynamic loss scaling for fp16, by Megatron-LM's rule.
+
+    Attributes:
+        initial: First scale, 2^32 as in Megatron-LM.
+        minimum: Lowest scale; an overflow at it ends the training.
+        window: Steps without overflow after which the scale doubles.
+        hysteresis: Overflows until the scale halves; restored after a full window.
+    """
+
+    initial: PositiveFloat = 2.0**32
+    minimum: PositiveFloat = 1.0
+    window: Positive = 1000
+    hysteresis: Positive = 2
+
+
+class LossScaler:
+    """The scale by which a fp16 loss is multiplied before the backward pass."""
+
+    def __init__(self, config: LossScaleConfig) -> None:
+        self.config = config
+        self.scale = config.initial
+        self.steps_without_overflow = 0
+        self.hysteresis = config.hysteresis
+
+    def update(self, *, overflow: bool) -> None:
+        """Adapts the scale after a step."""
+        if not overflow:
+            self.steps_without_overflow += 1
+            if self.steps_without_overflow == self.config.window:
+                self.steps_without_overflow = 0
+                self.hysteresis = self.config.hysteresis
+                self.scale *= 2
+            return
+        self.steps_without_overflow = 0
+        self.hysteresis -= 1
+        if self.hysteresis > 0:
+            return
+        self.scale = max(self.scale / 2, self.config.minimum)
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint keeps."""
+        return {
+            "scale": self.scale,
+            "steps_without_overflow": self.steps_without_overflow,
+            "hysteresis": self.hysteresis,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continues from a checkpoint's state."""
+        self.scale = state["scale"]
+        self.steps_without_overflow = state["steps_without_overflow"]
+        self.hysteresis = state["hysteresis"]
+
+
+class Precision:
+    """A number format on a device: matrix products run in ``dtype``, weights and sums stay in fp32."""
+
+    def __init__(self, name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> None:
+        self.name = name
+        self.dtype = _DTYPES[name]
+        self.device = device
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which the model runs."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+
+def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
+    """Returns the format; ``auto`` is the best that the hardware has: bf16, else fp16 on a GPU, else fp32.
+
+    Raises:
+        MachineError: The hardware lacks the format; the message names those that it has.
+    """
+    reasons = {format_: _missing(format_, device) for format_ in ("bf16", "fp16")}
+    if name == "auto":
+        name = "bf16" if not reasons["bf16"] else "fp16" if not reasons["fp16"] else "fp32"
+    if name != "fp32" and reasons[name]:
+        available = [format_ for format_ in ("bf16", "fp16") if not reasons[format_]] + ["fp32"]
+        raise MachineError(
+            f"{reasons[name]}",
+            where=f"precision {name}",
+            fix=f"Set precision to auto, or {' or '.join(available)}.",
+        )
+    return Precision(name, device)
+
+
+def _missing(name: str, device: torch.device) -> str:
+    """Returns why the device does not support a format in hardware, or an empty string."""
+    if device.type == "cuda":
+        if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+            return f"{torch.cuda.get_device_name(device)} has no bf16 units (they came with Ampere)"
+        return ""
+    if device.type == "cpu":
+        has = torch.cpu.get_capabilities()
+        if name == "bf16" and not (has.get("avx512_bf16") or has.get("amx_bf16") or has.get("bf16")):
+            return "this CPU has no bf16 instructions (AVX512-BF16 or AMX)"
+        if name == "fp16" and not has.get("amx_fp16"):
+            return "this CPU has no fp16 matrix units (AMX-FP16)"
+        return ""
+    return f"{name} is untested on {device.type}"

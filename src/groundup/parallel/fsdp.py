@@ -1,4 +1,4 @@
-"""Data parallelism: gradients averaged, and optimizer state, gradients and weights shared (ZeRO), by FSDP2.
+"""Data parallelism by FSDP2, which averages gradients and shards state, gradients and weights (ZeRO).
 
 Without ZeRO the weights are repeated along the mesh: FSDP2's hybrid sharding with shards of one rank. So
 there is one engine for all stages.
@@ -19,11 +19,11 @@ _REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def apply_fsdp(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None:
-    """Spreads a rank's parts of a model over the data-parallel ranks, in place.
+    """Applies FSDP2 to the parts of a model that a rank has, in place.
 
     Args:
-        parts: On meta, or with weights that are the same on all of these ranks; the whole model is one part.
-        layout: Worked out (``Layout.over``).
+        parts: The whole model, or stages; on meta, or with the same weights on all data-parallel ranks.
+        layout: Resolved by ``Layout.over``.
         mesh: With the axes "replicate" and "shard".
     """
     over = mesh["replicate", "shard"] if mesh["replicate"].size() > 1 else mesh["shard"]
@@ -36,10 +36,10 @@ def apply_fsdp(parts: Sequence[Model], layout: Layout, mesh: DeviceMesh) -> None
 
 
 def set_gradient_sync(model: nn.Module, layout: Layout, *, is_last: bool) -> None:
-    """Says whether the coming backward pass is to reduce gradients over ranks.
+    """Sets whether the coming backward pass reduces gradients over ranks.
 
     Up to ZeRO 1 only the last micro-batch's does; from ZeRO 2 on each, so that no rank holds them whole.
-    A pipeline's schedule says it itself: its last does.
+    Pipeline schedules set it themselves: their last does.
     """
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last or layout.zero >= 2)
@@ -49,7 +49,7 @@ def set_gradient_sync(model: nn.Module, layout: Layout, *, is_last: bool) -> Non
 
 @contextlib.contextmanager
 def without_gathering(parts: Iterable[nn.Module]) -> Iterator[None]:
-    """After the block, weights that a forward pass without backward has gathered are let go again."""
+    """Reshards after the block the weights that a forward pass without backward has gathered."""
     yield
     for part in parts:
         for module in part.modules():

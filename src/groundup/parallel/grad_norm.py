@@ -1,4 +1,4 @@
-"""The global norm of gradients, however they are spread: exact enough that layouts agree, and clip alike."""
+"""The global norm of gradients under any layout, exact enough that all layouts clip alike."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ _PIECE = 1 << 16
 
 
 def total_norm(gradients: Sequence[Tensor], stages: ProcessGroup | None = None) -> float:
-    """The 2-norm of all gradients together; all ranks must call this together.
+    """Returns the 2-norm of all gradients; collective.
 
     Squares are summed in fp64 over pieces: on a CPU PyTorch's norm of a whole fp32 tensor loses 1e-5 of a
     million numbers, and 3e-3 of 38 million (GPT-2's embedding).
 
     Args:
-        gradients: Whole, or spread as DTensors without open sums.
-        stages: Ranks that have other gradients of the same model; None where this one has all.
+        gradients: Plain tensors, or DTensors without partial placements.
+        stages: Ranks with the gradients of other pipeline stages; None without a pipeline.
     """
     alike: dict[tuple[Any, ...], list[Tensor]] = {}
     for gradient in gradients:
@@ -42,7 +42,7 @@ def total_norm(gradients: Sequence[Tensor], stages: ProcessGroup | None = None) 
 
 
 def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """In fp64, of norms of pieces in fp32."""
+    """Sums squares in fp64, of norms of pieces in fp32."""
     on_cpu = tensors[0].device.type == "cpu"
     pieces = [piece for tensor in tensors for piece in tensor.flatten().split(_PIECE)] if on_cpu else tensors
     return torch.stack(torch._foreach_norm(list(pieces))).double().square().sum()

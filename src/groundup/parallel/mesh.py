@@ -1,4 +1,4 @@
-"""The mesh of ranks: which one this process is, its process groups, and what all ranks agree on."""
+"""The mesh of ranks: this process's coordinates, process groups and collectives."""
 
 import dataclasses
 import logging
@@ -17,17 +17,17 @@ from groundup.parallel.layout import Layout
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelMesh:
-    """One rank's view of the mesh; with one rank, everything below costs nothing.
+    """One rank's view of the mesh; with a single rank, collectives do nothing.
 
     Attributes:
         rank: Of this process, from 0.
         size: Number of ranks.
-        layout: Worked out for these ranks.
+        layout: Resolved for these ranks.
         device: Of this rank.
         device_mesh: Axes "pp", "replicate", "shard", "tp"; None for one process alone. Ranks that share the
             tokens of a sequence (cp) count as data-parallel here: they have the same weights, and their
             gradients are summed.
-        context: The ranks that share the tokens of this rank's sequences; None where it has them all.
+        context: Ranks that share the tokens of this rank's sequences; None without context parallelism.
     """
 
     rank: int
@@ -39,36 +39,36 @@ class ParallelMesh:
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank writes what is written once."""
+        """Whether this is rank 0, which writes and logs for all."""
         return self.rank == 0
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
+        """Number of data-parallel ranks."""
         return self.layout.dp
 
     @property
     def dp_rank(self) -> int:
-        """Which share of each global batch this rank takes."""
+        """Index of this rank's share of each global batch."""
         return self.rank // (self.layout.cp * self.layout.tp) % self.layout.dp
 
     @property
     def cp_rank(self) -> int:
-        """Which share of each sequence's tokens this rank takes."""
+        """Index of this rank's share of each sequence's tokens."""
         return self.rank // self.layout.tp % self.layout.cp
 
     @property
     def pp_rank(self) -> int:
-        """Which stages of the pipeline this rank has."""
+        """Index of this rank in its pipeline."""
         return self.rank // (self.layout.dp * self.layout.cp * self.layout.tp)
 
     @property
     def num_replicas(self) -> int:
-        """Ranks over which gradients are averaged: those of different samples, and of different tokens."""
+        """Number of ranks over which gradients are averaged: those of other samples, and of other tokens."""
         return self.layout.dp * self.layout.cp
 
     def sum(self, values: Tensor, *, over_stages: bool = False) -> Tensor:
-        """Adds up over the ranks of different samples and tokens, in place; on request over stages too."""
+        """Sums over the ranks of other samples and tokens, in place; on request over stages too."""
         if self.device_mesh is not None and self.num_replicas > 1:
             dist.all_reduce(values, group=self.device_mesh.get_group("dp"))
         if self.device_mesh is not None and over_stages and self.layout.pp > 1:
@@ -77,13 +77,13 @@ class ParallelMesh:
 
     @property
     def stages(self) -> ProcessGroup | None:
-        """The ranks of this rank's pipeline; None where each rank has all layers."""
+        """Ranks of this rank's pipeline; None without pipeline parallelism."""
         return (
             self.device_mesh.get_group("pp") if self.device_mesh is not None and self.layout.pp > 1 else None
         )
 
     def any(self, flag: bool) -> bool:
-        """Tells whether the flag is set on any rank."""
+        """Returns whether the flag is set on any rank."""
         if self.size == 1:
             return flag
         flags = torch.tensor(int(flag), device=self.device)
@@ -99,7 +99,7 @@ class ParallelMesh:
         return values
 
     def barrier(self) -> None:
-        """Waits until all ranks have come here."""
+        """Waits for all ranks."""
         if self.size > 1:
             dist.barrier()
 
@@ -110,7 +110,7 @@ def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device
     Args:
         layout: Of the run; checked by ``validate_layout``.
         rank: Of this process; None when it runs alone.
-        device: Its device; of several GPUs, the one of its local rank is taken.
+        device: Of this process; of several GPUs, that of its local rank is taken.
     """
     if rank is None or rank.world_size == 1:
         return ParallelMesh(rank=0, size=1, layout=layout.over(1), device=device, device_mesh=None)
@@ -126,7 +126,7 @@ def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device
     if not dist.is_initialized():
         dist.init_process_group(backend, rank=rank.rank, world_size=rank.world_size)
     layout = layout.over(rank.world_size)
-    # With ZeRO the ranks of a context share weights as data-parallel ranks do; without, they repeat them.
+    # With ZeRO, context-parallel ranks shard weights as data-parallel ranks do; without, they replicate them.
     shard = layout.shard * layout.cp if layout.zero else 1
     device_mesh = init_device_mesh(
         device.type,
@@ -134,7 +134,7 @@ def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device
         mesh_dim_names=("pp", "replicate", "shard", "tp"),
     )
     device_mesh["replicate", "shard"]._flatten("dp")
-    # It warns that what lies over two axes, as Muon's matrices do, is gathered along one after the other.
+    # It warns that tensors sharded over two axes, as Muon's matrices are, are gathered axis by axis.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     context = None
     if layout.cp > 1:
@@ -152,6 +152,6 @@ def init_distributed(layout: Layout, rank: RankInfo | None, device: torch.device
 
 
 def leave_distributed() -> None:
-    """Ends the process groups of this rank, whose threads would abort the process while it exits."""
+    """Ends the process groups of this rank, whose threads would abort the process at exit."""
     if dist.is_initialized():
         dist.destroy_process_group()

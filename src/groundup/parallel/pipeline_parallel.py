@@ -1,9 +1,8 @@
 """Pipeline parallelism: each rank has some of the layers, and micro-batches pass from rank to rank.
 
-The schedules are PyTorch's (``torch.distributed.pipelining``). A stage is a model without some of its
-parts: no embedding but on the first stage, no final norm and head but on the last. All stages of a rank
-share their layers with one model, the rank's share of the whole, by whose parameter names optimizers and
-checkpoints go.
+The schedules are PyTorch's (``torch.distributed.pipelining``). A stage is a model with some of the layers,
+the first with the embedding, the last with final norm and head. All stages of a rank share their layers
+with one model, whose parameter names optimizers and checkpoints use.
 
 Shapes: B samples of a rank, T tokens, D model.
 """
@@ -24,33 +23,32 @@ from torch.distributed.pipelining import (
 )
 
 from groundup.core.vocabulary import padded_vocab_size
-from groundup.models import Model, ModelConfig, build_model
-from groundup.models.mode import evaluating
-from groundup.parallel.layout import Layout
+from groundup.models import Model, ModelConfig, build_model, evaluating
+from groundup.parallel.dtensor import local
+from groundup.parallel.layout import Layout, ranges, split_layers, stages_of_rank, stages_per_rank
 from groundup.parallel.mesh import ParallelMesh
-from groundup.parallel.pipeline_stages import ranges, split_layers, stages_of_rank, stages_per_rank
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
 Inputs = dict[str, Tensor]
-"""``tokens_BT``, and where they are not plain ``positions_BT`` and ``documents_BT``."""
+"""``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``."""
 
 Loss = Callable[[Model, Tensor, Tensor], Tensor]
-"""From the part with the head, final hidden states and targets to what is to be minimised."""
+"""Takes the last stage, final hidden states and targets; returns the loss to be minimised."""
 
 
 class Pipeline:
     """This rank's stages.
 
     Args:
-        model: The whole, on meta or the same on all ranks; left with this rank's share of the layers, and
-            None for what other ranks have. A tied head on the last stage becomes a copy of its own.
-        mesh: Of the run, with a mesh.
+        model: The whole model, on meta or the same on all ranks; left with this rank's layers, and None for
+            an end that other ranks have. A tied head on the last stage becomes a copy.
+        mesh: Of the run, with several ranks.
         precision: Makes the context of a stage's forward pass.
 
     Attributes:
-        parts: Stage number -> the model without what other stages have.
-        tied_head: The last stage's copy of a tied embedding, where this rank has it.
+        parts: Stage number -> the model with the layers of this stage.
+        tied_head: The last stage's copy of a tied embedding, if this rank has it.
     """
 
     def __init__(
@@ -96,13 +94,13 @@ class Pipeline:
         num_micro_batches: int,
         loss: Loss,
     ) -> None:
-        """Adds the gradients of all micro-batches of a rank's share of a step.
+        """Adds the gradients of this rank's share of a global batch.
 
         Args:
             inputs: Of the model; all ranks of the pipeline have the same.
             targets_BT: For the loss.
-            num_micro_batches: Into which B is cut evenly.
-            loss: What gradients are taken of; called on the rank with the last stage only.
+            num_micro_batches: Divides B.
+            loss: To be minimised; called on the rank with the last stage only.
         """
         tokens_BT = inputs["tokens_BT"]
         key = num_micro_batches, tokens_BT.shape
@@ -115,11 +113,11 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, micro_batches: Sequence[Inputs], finish: Callable[[Model, Tensor, int], None]) -> None:
-        """Passes micro-batches through in evaluation mode.
+        """Runs the forward pass of micro-batches in evaluation mode.
 
         Args:
             micro_batches: The same on all ranks of the pipeline.
-            finish: Called on the rank with the last stage, with its part, final hidden states and the number
+            finish: Called on the rank with the last stage, with the stage, final hidden states and the number
                 of each micro-batch.
         """
         pp, waiting = self._mesh.layout.pp, []
@@ -149,16 +147,16 @@ class Pipeline:
                 work.wait()
 
     def sum_tied_gradients(self) -> None:
-        """Adds the embedding's and the tied head's gradients up, on both; once before each update."""
+        """Sums the gradients of embedding and tied head, on both; once before each update."""
         if self._ends is None:
             return
         first = self._embedding.tokens.weight.grad if self._embedding is not None else None
         last = self.tied_head.weight.grad if self.tied_head is not None else None
         if first is not None and last is not None:
-            total = _local(first).add_(_local(last))
-            _local(last).copy_(total)
-        elif first is not None or last is not None:
-            dist.all_reduce(_local(first if first is not None else last), group=self._ends)
+            total = local(first).add_(local(last))
+            local(last).copy_(total)
+        elif (own := first if first is not None else last) is not None:
+            dist.all_reduce(local(own), group=self._ends)
 
     def _schedule(self, num_micro_batches: int, tokens_BT: Tensor) -> Any:
         settings = self._mesh.layout.pipeline
@@ -189,7 +187,7 @@ class Pipeline:
         return ScheduleInterleaved1F1B(list(stages), num_micro_batches, loss_fn=loss, scale_grads=False)
 
     def _stream(self, tokens_BT: Tensor, device: torch.device | str | None = None) -> Tensor:
-        """Room for what passes between stages: [B, T / tp, D], in the dtype of the weights."""
+        """Allocates the activations between stages: [B, T / tp, D], in the dtype of the weights."""
         rows, length = tokens_BT.shape
         width = self._config.hidden_size
         return torch.empty(rows, length // self._mesh.layout.tp, width, device=device or self._mesh.device)
@@ -199,7 +197,7 @@ class Pipeline:
 
 
 def layers_of_stages(config: ModelConfig, layout: Layout) -> list[range]:
-    """The layers of each stage of a layout's pipeline, by hand or by cost.
+    """Returns the layers of each stage of a layout's pipeline, as configured or balanced by cost.
 
     Costs are weights of matrix products, at the padded vocabulary; looking up embeddings costs nothing.
     """
@@ -221,7 +219,7 @@ def layers_of_stages(config: ModelConfig, layout: Layout) -> list[range]:
 def _within(
     context: Callable[[], contextlib.AbstractContextManager[None]], forward: Callable[..., Tensor]
 ) -> Callable[..., Tensor]:
-    """Forward in a context that its backward pass is not in."""
+    """Wraps a forward pass in a context, without its backward pass."""
 
     @functools.wraps(forward)
     def forward_within(*arguments: Any, **named: Any) -> Tensor:
@@ -232,7 +230,7 @@ def _within(
 
 
 def _drop(model: Model, layers: set[str], stages: Sequence[int], last: int) -> None:
-    """Leaves a model with some layers, and the ends that its stages have."""
+    """Drops the layers that are not named, and the ends that its stages lack."""
     for name in [name for name in model.layers if name not in layers]:
         del model.layers[name]
     if 0 not in stages:
@@ -242,7 +240,7 @@ def _drop(model: Model, layers: set[str], stages: Sequence[int], last: int) -> N
 
 
 def _ranks_of_ends(mesh: ParallelMesh) -> dist.ProcessGroup | None:
-    """The ranks with the first and last stage of this rank's pipeline; None where it is neither, or both."""
+    """Returns the group of the first and last rank of this rank's pipeline; None if it is neither."""
     assert mesh.device_mesh is not None, "a pipeline has several ranks"
     pipelines = mesh.device_mesh.mesh.flatten(1).T.tolist()
     mine = None
@@ -253,13 +251,8 @@ def _ranks_of_ends(mesh: ParallelMesh) -> dist.ProcessGroup | None:
     return mine
 
 
-def _local(tensor: Any) -> Tensor:
-    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return local
-
-
 def _others(inputs: Inputs) -> Inputs:
-    """All but the tokens; positions are made explicit, as stages behind the first see no tokens to count."""
+    """Returns all but the tokens, with explicit positions: later stages see no tokens to count."""
     tokens_BT = inputs["tokens_BT"]
     positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     return {

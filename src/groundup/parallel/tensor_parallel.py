@@ -3,10 +3,10 @@
 Shoeybi et al. 2019 (arXiv:1909.08053) cut each pair of matrices by columns, then by rows, and
 Korthikanti et al. 2022 (arXiv:2205.05198, section 4.2) cut what lies between the pairs by tokens:
 
-- ``heads``, ``kv_heads`` and ``ffn`` rows: a rank has its own, and reads all tokens;
-- ``heads`` and ``ffn`` columns: a rank's outputs are summed and scattered over the tokens;
-- ``vocab`` rows, of embedding and head: a rank has its own, also where they do not divide evenly;
-- norms, residual stream and position table: every rank has all parameters and T / tp tokens.
+- ``heads``, ``kv_heads`` and ``ffn`` rows are sharded, and read all tokens;
+- ``heads`` and ``ffn`` columns are sharded; their outputs are reduce-scattered over the tokens;
+- ``vocab`` rows, of embedding and head, are sharded, also where they do not divide evenly;
+- norms and position table are replicated, and work on T / tp tokens.
 
 The stream between blocks is a plain tensor [B, T / tp, D]; after the final norm every rank has all
 tokens, whose gradient is summed over the ranks, as ``linear_cross_entropy`` with a group wants it.
@@ -42,12 +42,9 @@ _TOKENS = 1  # the dimension of an activation that sequence parallelism cuts
 
 
 def tensor_reasons(config: ModelConfig, tp: int, sequence_length: int) -> list[str]:
-    """Why a model cannot be trained with this tensor parallelism, a sentence each; empty if it can.
+    """Returns why sizes do not divide by ``tp``, a sentence each.
 
-    Args:
-        config: Of the model.
-        tp: Ranks that share each matrix.
-        sequence_length: Tokens of a row that reach the model on these ranks.
+    ``sequence_length`` counts the tokens of a row that reach the model on these ranks.
     """
     sizes = (
         ("num_heads", config.num_heads),
@@ -58,16 +55,11 @@ def tensor_reasons(config: ModelConfig, tp: int, sequence_length: int) -> list[s
 
 
 def apply_tensor_parallel(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) -> None:
-    """Cuts a model in place: all parameters become DTensors, sharded or replicated over the mesh.
+    """Applies tensor parallelism in place: all parameters become DTensors, sharded or replicated.
 
-    Each rank keeps its part of the values that it has; all must have the same, or the meta device's none.
-    A pipeline stage, which lacks some parameters, is cut by the same rules. Dropout falls on tokens or
-    heads of which a rank has its own, so each rank needs random numbers of its own.
-
-    Args:
-        model: Of ``config``, on the device of the mesh or on meta, not yet sharded otherwise.
-        config: The model's.
-        mesh: One-dimensional.
+    The model, or a pipeline stage of it, is on meta or has the same weights on all ranks, and is not sharded
+    otherwise. Dropout falls on each rank's own tokens or heads, so ranks need different random numbers. The
+    mesh has one dimension.
 
     Raises:
         ConfigError: ``tensor_reasons`` has some.
@@ -85,10 +77,10 @@ def apply_tensor_parallel(model: nn.Module, config: ModelConfig, mesh: DeviceMes
 
 
 def finish_gradients(model: nn.Module) -> None:
-    """Sums the gradients that each rank has a part of: those of replicated parameters.
+    """Sums the partial gradients of replicated parameters; collective.
 
-    To be called once before the optimizer step, after the last micro-batch; collective. FSDP does the
-    same by itself at each backward pass; then there is nothing left to do.
+    To be called once, after the last micro-batch and before the optimizer step. Under FSDP, which does the
+    same at each backward pass, nothing is left to do.
     """
     parts: dict[tuple[ProcessGroup, torch.dtype], list[nn.Parameter]] = {}
     for parameter in model.parameters():
@@ -115,7 +107,7 @@ class VocabularyShard:
 
     Attributes:
         rows_VD: Rows [V of this rank, D]; their gradient flows to the parameter.
-        group: The ranks that have the other rows; None where this one has all.
+        group: Ranks that share the rows; None where this one has all.
         vocab_begin: Id of the first row.
     """
 
@@ -125,7 +117,7 @@ class VocabularyShard:
 
 
 def vocabulary_shard(weight_VD: Tensor) -> VocabularyShard:
-    """This rank's rows of a head or embedding: all of a plain one, a part of one that is cut by rows."""
+    """Returns this rank's rows of a head or embedding, sharded or not."""
     if not isinstance(weight_VD, DTensor):
         return VocabularyShard(rows_VD=weight_VD)
     assert weight_VD.placements == (Shard(0),), "apply_tensor_parallel cuts vocabularies by rows"
@@ -135,7 +127,7 @@ def vocabulary_shard(weight_VD: Tensor) -> VocabularyShard:
 
 
 def _plan(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) -> dict[str, ParallelStyle]:
-    """Which style each module takes; the head takes none, as only its weight is used."""
+    """Returns the style of each module; the head has none, as only its weight is used."""
     axes = axes_of(config)
     plan: dict[str, ParallelStyle] = {}
     for name, module in model.named_modules():
@@ -166,7 +158,7 @@ def _distribute(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> No
 
 
 class _TokenTable(ParallelStyle):
-    """Each rank looks up the tokens of its rows; the sum of all is scattered over the tokens.
+    """Looks up the tokens of a rank's rows; the sum over ranks is scattered over the tokens.
 
     Not ``RowwiseParallel``, whose backward pass makes the gradient of the whole table on every rank.
     """
@@ -193,7 +185,7 @@ def _look_up_tokens(table: nn.Embedding, tokens_BT: Tensor) -> Tensor:
 
 
 class _PositionTable(ParallelStyle):
-    """Every rank has the table and looks up the positions of its tokens."""
+    """A replicated table, in which each rank looks up the positions of its tokens."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def cut(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[DTensor]:
@@ -210,7 +202,7 @@ class _PositionTable(ParallelStyle):
 
 
 class _GatheredInput(ParallelStyle):
-    """All tokens for a module whose matrices are cut by columns."""
+    """Gathers all tokens for a module whose matrices are sharded by columns."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def gather(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -222,7 +214,7 @@ class _GatheredInput(ParallelStyle):
 
 
 class _FinalNorm(SequenceParallel):
-    """Norm of a rank's tokens, then all tokens for every rank's part of the vocabulary."""
+    """Normalizes a rank's tokens, then gathers all for its part of the vocabulary."""
 
     def __init__(self) -> None:
         super().__init__(sequence_dim=_TOKENS, use_local_output=True)
@@ -240,7 +232,7 @@ class _FinalNorm(SequenceParallel):
 class _GatherTokens(torch.autograd.Function):
     """[B, T / tp, D] -> [B, T, D]; the ranks' gradients, each of its part of the vocabulary, are summed.
 
-    Not by ``DTensor.to_local``, which returns a view, of which FSDP warns at every step.
+    ``DTensor.to_local`` returns a view, of which FSDP would warn at every step.
     """
 
     @staticmethod
@@ -255,20 +247,20 @@ class _GatherTokens(torch.autograd.Function):
 
 
 def _moved(local: Tensor, mesh: DeviceMesh, source: Placement, target: Placement) -> Tensor:
-    """This rank's part of a tensor whose parts lie on the mesh in one way, once they lie in another."""
+    """Redistributes a tensor, and returns this rank's part of it."""
     whole = DTensor.from_local(local, mesh, [source], run_check=False)
     moved: Tensor = whole.redistribute(placements=[target]).to_local()
     return moved
 
 
 def _in_compute_dtype(x: Tensor) -> Any:
-    """In autocast's dtype where it is on: norms end in fp32, which would double what is sent."""
+    """Casts to autocast's dtype where it is on: norms end in fp32, which would double what is sent."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 class _ReplicatedKeyValueHeads(ParallelStyle):
-    """Every rank has all key/value heads and hands on those that its query heads attend to."""
+    """Replicated key/value heads, of which each rank uses those of its query heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -290,7 +282,7 @@ class _ReplicatedKeyValueHeads(ParallelStyle):
 
 
 def _key_value_heads(config: ModelConfig, tp: int, rank: int) -> list[int]:
-    """The key/value heads of a rank's query heads: each once, if groups of equal size allow it."""
+    """Returns the key/value heads of a rank's query heads: each once, if groups of equal size allow it."""
     num_queries, group = config.num_heads // tp, config.num_heads // config.num_kv_heads
     of_queries = [query // group for query in range(rank * num_queries, (rank + 1) * num_queries)]
     once = sorted(set(of_queries))

@@ -1,4 +1,4 @@
-"""Whether a layout can work, and which ones near it do."""
+"""Validation of layouts, which proposes the nearest ones that work."""
 
 import dataclasses
 import functools
@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from groundup.core.errors import ConfigError
 from groundup.models import ModelConfig
 from groundup.parallel.context_parallel import context_reasons
-from groundup.parallel.layout import Layout, describe
-from groundup.parallel.pipeline_stages import stage_reasons
+from groundup.parallel.layout import Layout, describe_layout, stage_reasons
 from groundup.parallel.tensor_parallel import tensor_reasons
 
 _SHOWN = 3
@@ -33,10 +32,10 @@ def validate_layout(
         layout: As configured.
         model: Architecture.
         sequence_length: Tokens of a sample.
-        batch_sizes: Samples of a step, all sizes that there are; the last is that of most steps.
+        batch_sizes: All global batch sizes of the run; the last is that of most steps.
         micro_batch_size: Samples of one forward pass.
         world_size: Number of ranks.
-        is_fixed: Whether there are just so many; else layouts of fewer are proposed too.
+        is_fixed: Whether all ranks must be used; else layouts of fewer are proposed too.
 
     Raises:
         ConfigError: It cannot.
@@ -60,7 +59,7 @@ def validate_layout(
     )
     raise ConfigError(
         "this layout cannot work: " + "; ".join(found),
-        where=f"layout {describe(layout)} on {world_size} ranks",
+        where=f"layout {describe_layout(layout)} on {world_size} ranks",
         fix=f"Nearest that do: {shown}." if near else "Change the batch or the model.",
     )
 
@@ -74,7 +73,7 @@ def _reasons(
     micro_batch_size: int,
     world_size: int,
 ) -> list[str]:
-    """Why a layout cannot work, one sentence each."""
+    """Returns why a layout cannot work, a sentence each."""
     found = []
     factors = [(name, getattr(layout, name)) for name in _DEGREES]
     copy = " x ".join(f"{name} {degree}" for name, degree in factors if name != "dp" and degree > 1)
@@ -104,7 +103,7 @@ def _reasons(
 
 
 def _nearest(layout: Layout, world_size: int, sizes: Sequence[int]) -> Iterator[Layout]:
-    """Other layouts over so many ranks, the nearest first; only what the user cuts by is cut."""
+    """Yields layouts over so many ranks, the nearest first, with no other kinds of parallelism."""
     wanted = layout.over(world_size)
     names = [name for name in _DEGREES if name in ("dp", "tp") or getattr(layout, name) > 1]
 

@@ -1,4 +1,4 @@
-"""What a training run is: one config, from which everything else follows."""
+"""The config of a training run."""
 
 from pathlib import Path
 from typing import Literal
@@ -8,12 +8,13 @@ from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
 from groundup.models import ModelConfig
 from groundup.parallel.activation_checkpointing import Recompute
+from groundup.parallel.device import LossScaleConfig, PrecisionName
 from groundup.parallel.layout import Layout
-from groundup.parallel.precision import LossScaleConfig, PrecisionName
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
+from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
-from groundup.train.optim import AdamW, Optimizer
+from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps, Warmup
@@ -22,15 +23,14 @@ from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, Sp
 
 @config
 class StartConfig:
-    """What a new run begins with.
+    """The weights that a new run begins with.
 
     Attributes:
-        path: A model whose weights to begin with: a Hugging Face folder, a run folder or one of its
-            checkpoints. Without ``model`` in the config, the architecture is taken from it too.
-        state: Go on from that checkpoint with all that it holds: optimizer, step, position in the data,
-            random numbers.
-        anew: Begin anew in a run folder whose checkpoints are all damaged, which are set aside with their
-            metrics. A run with a sound checkpoint goes on from it all the same.
+        path: A model with the weights: a Hugging Face folder, a run folder or one of its checkpoints.
+            Without ``model`` in the config, the architecture is taken from it too.
+        state: Restore all that the checkpoint holds: optimizer, step, position in the data, RNG states.
+        anew: Begin anew in a run folder whose checkpoints are all damaged; they are set aside with their
+            metrics. A run with a sound checkpoint continues from it all the same.
     """
 
     path: Path | None = None
@@ -38,14 +38,14 @@ class StartConfig:
     anew: bool = False
 
     def __post_init__(self) -> None:
-        """A state needs a checkpoint."""
+        """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
 
 
 @config
 class LogConfig:
-    """What is reported, and how often.
+    """How often the run reports, and where.
 
     Attributes:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
@@ -58,12 +58,11 @@ class LogConfig:
 
 @config
 class ValidationConfig:
-    """Loss on text that is not trained on.
+    """Loss on held-out text.
 
     Attributes:
-        interval: Steps between validations; another comes at the end of the run, of the test split too. 0
-            for none at all.
-        num_batches: Micro-batches of each, also at the end; 0 for the whole split.
+        interval: Steps between validations; 0 for none. The run ends with one, of the test split too.
+        num_batches: Micro-batches of each validation; 0 for the whole split.
     """
 
     interval: NotNegative = 250
@@ -72,11 +71,11 @@ class ValidationConfig:
 
 @config
 class SampleConfig:
-    """Completions while training, to see the model learn.
+    """Completions of a prompt while training, to see the model learn.
 
     Attributes:
         interval: Steps between samples; 0 for none.
-        prompt: What to complete.
+        prompt: Text to complete.
         max_new_tokens: Length of a completion.
         temperature: 0 is greedy.
     """
@@ -93,9 +92,9 @@ class CheckpointConfig:
 
     Attributes:
         interval: Steps between checkpoints; the last step is always saved.
-        keep_last: Checkpoints that stay on disk; only sound ones count, and damaged ones stay besides.
-        keep_every: Those of every so many steps stay as well; 0 for none.
-        asynchronous: Write a copy of the state while training goes on; needs memory for it on the host.
+        keep_last: Newest sound checkpoints that stay on disk; damaged ones stay too.
+        keep_every: Interval in steps of checkpoints that stay for good; 0 for none.
+        asynchronous: Write while training continues; takes host memory for a copy of the state.
     """
 
     interval: Positive = 1000
@@ -109,36 +108,36 @@ class TrainConfig:
     """A training run.
 
     Attributes:
-        run_dir: Everything about the run is written here; if it holds a checkpoint, the run continues.
+        run_dir: Folder that everything is written to; if it holds a checkpoint, the run continues.
         model: Architecture.
         data: Tokens to train on.
         num_steps: Optimizer steps.
         micro_batch_size: Samples of one forward and backward pass.
         global_batch_size: Samples of one optimizer step; a multiple of the micro-batch.
-        batch_ramp: Fewer samples for the first steps.
-        layout: How the run is spread over ranks.
-        optimizer: How gradients become updates.
+        batch_ramp: Smaller global batches in the first steps.
+        layout: Degrees of parallelism over the ranks.
+        optimizer: With its learning rate.
         schedule: Learning rate after the warm-up.
-        warmup: Length of the linear climb of the learning rate.
+        warmup: Length of the linear warm-up of the learning rate.
         schedule_steps: Horizon of the schedule in steps; 0 for ``num_steps``.
         clip_grad_norm: Largest global norm of gradients; 0 for no clipping.
         precision: Format of matrix products; ``auto`` takes the best that the hardware has.
-        loss_scale: For fp16.
+        loss_scale: Dynamic loss scale of fp16.
         device: ``auto`` takes a GPU where there is one.
-        threads: Of a step on a CPU; 0 tries in the first steps, and again when steps change speed, but
-            keeps PyTorch's own number where OMP_NUM_THREADS is set, of ranks, and in deterministic runs.
-        recompute: What layers compute again in the backward pass instead of keeping it.
+        threads: CPU threads of a step; 0 finds a number while training, but keeps PyTorch's own where
+            OMP_NUM_THREADS is set, with several ranks, and in deterministic runs.
+        recompute: Activation checkpointing.
         compile: Compile each layer with torch.compile; falls back to eager with a warning.
-        deterministic: Only kernels whose result is the same in every run.
+        deterministic: Use only kernels whose result is the same in every run.
         seed: Of initial weights, sample order and dropout.
-        start: Another model to begin with.
+        start: Weights to begin with.
         log: Reporting.
-        validation: Validation while training.
+        validation: Held-out loss while training.
         sample: Completions while training.
         checkpoint: Saving.
-        ema: An average of the weights beside them.
-        guard: What becomes of steps whose loss or gradient norm is far above those before.
-        watchdog: When ranks that make no progress are ended.
+        ema: Moving average of the weights.
+        spike_guard: What becomes of steps whose loss or gradient norm is far above those before.
+        watchdog: When to end ranks that make no progress.
     """
 
     run_dir: Path
@@ -168,7 +167,7 @@ class TrainConfig:
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ema: EmaConfig = EmaConfig()
-    guard: SpikeGuardConfig = NoSpikeGuard()
+    spike_guard: SpikeGuardConfig = NoSpikeGuard()
     watchdog: WatchdogConfig = WatchdogConfig()
 
     def __post_init__(self) -> None:
@@ -184,9 +183,9 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
             raise ValueError(
-                'guard.kind rollback needs data.order "seeded":'
+                'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
             )
         if self.data.sequence_length > self.model.max_sequence_length:
@@ -206,12 +205,12 @@ class TrainConfig:
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Samples of each optimizer step."""
+        """Global batch size of each step."""
         return BatchSizes(self.global_batch_size, self.batch_ramp)
 
     @property
     def num_samples(self) -> int:
-        """Samples of the whole run."""
+        """Number of samples of the whole run."""
         return self.batch_sizes.after(self.num_steps)
 
     @property

@@ -1,11 +1,13 @@
-"""From samples to the tensors of a step.
+"""From samples to the tensors of a step, one batch ahead of training.
 
 Shapes: B samples, T tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -19,12 +21,12 @@ from groundup.train.loss import IGNORE
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and what follows each of them.
+    """Inputs of the model and the target of each.
 
     Attributes:
         tokens_BT: Input ids.
         targets_BT: The next ids; ``IGNORE`` where there is none to learn.
-        positions_BT: Of each token in its document; None for its position in the sample.
+        positions_BT: Position of each token in its document; None for its position in the sample.
         documents_BT: Number of each token's document within its sample, int32; None where attention
             crosses documents.
     """
@@ -36,24 +38,24 @@ class Batch:
 
     @property
     def num_targets(self) -> int:
-        """Target tokens."""
+        """Number of target tokens."""
         return int((self.targets_BT != IGNORE).sum())
 
     def split(self, micro_batch_size: int) -> Iterator["Batch"]:
-        """Micro-batches of at most so many samples."""
+        """Yields micro-batches of at most so many samples."""
         for first in range(0, len(self.tokens_BT), micro_batch_size):
             yield self.changed(itemgetter(slice(first, first + micro_batch_size)))
 
     def to(self, device: torch.device) -> "Batch":
-        """The batch on a device."""
+        """Copies the batch to a device."""
         return self.changed(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> "Batch":
-        """The batch in page-locked memory, from which a GPU copies while it works."""
+        """Copies the batch to page-locked memory, from which a GPU copies while it computes."""
         return self.changed(lambda tensor: tensor.pin_memory())
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        """The batch with each of its tensors changed."""
+        """Applies a function to each tensor."""
         return Batch(
             tokens_BT=change(self.tokens_BT),
             targets_BT=change(self.targets_BT),
@@ -63,7 +65,7 @@ class Batch:
 
 
 def share_of_rows(batch: Batch, rank: int, ranks: int) -> Batch:
-    """A rank's share of a batch, of as many rows on each rank: those that are missing have no targets."""
+    """Returns a rank's rows of a batch, as many on each rank: rows that fill up have no targets."""
     share = -(-len(batch.tokens_BT) // ranks)
     rows = torch.arange(rank * share, (rank + 1) * share)
     chosen = rows.clamp_max(len(batch.tokens_BT) - 1)
@@ -73,7 +75,7 @@ def share_of_rows(batch: Batch, rank: int, ranks: int) -> Batch:
 
 
 def share_of_tokens(batch: Batch, rank: int, ranks: int) -> Batch:
-    """A rank's share of each sample's tokens, under context parallelism; positions are then explicit."""
+    """Returns a rank's tokens of each sample under context parallelism, with explicit positions."""
     if ranks == 1:
         return batch
     positions_BT = batch.positions_BT
@@ -92,14 +94,7 @@ def read_batch(
     vocab_size: int,
     mask_documents: bool = False,
 ) -> Batch:
-    """The ``count`` samples from ``first_sample`` on, in the dataset's order, on the CPU.
-
-    Args:
-        dataset: Where they come from.
-        first_sample: Index of the first.
-        count: Number of samples.
-        vocab_size: Of the model.
-        mask_documents: Keep documents apart; see ``tokens.sampling.collate``.
+    """Reads ``count`` samples from index ``first_sample`` on, in the dataset's order, on the CPU.
 
     Raises:
         DataError: A token id is outside the vocabulary, or there is nothing to predict.
@@ -119,7 +114,7 @@ def read_batch(
 
 
 def from_predictions(predictions: Predictions) -> Batch:
-    """The batch as tensors on the CPU."""
+    """Makes tensors on the CPU of them."""
     targets_BT = torch.from_numpy(predictions.targets_BT)
     positions_BT, documents_BT = predictions.positions_BT, predictions.documents_BT
     return Batch(
@@ -128,3 +123,65 @@ def from_predictions(predictions: Predictions) -> Batch:
         positions_BT=None if positions_BT is None else torch.from_numpy(positions_BT),
         documents_BT=None if documents_BT is None else torch.from_numpy(documents_BT),
     )
+
+
+class Prefetch:
+    """Makes batches of given samples, the next one while the present one is trained on; a context manager.
+
+    Which samples a batch holds is a function of the index of its first one, so that reading ahead changes
+    nothing but the waiting for a slow disk and for copies to a GPU.
+
+    Args:
+        read: Makes a batch on the CPU from the index of the first sample and the number of samples.
+        ranges: Index of the first sample and number of samples of each batch.
+        device: Where batches go.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[int, int], Batch],
+        ranges: Iterable[tuple[int, int]],
+        *,
+        device: torch.device,
+    ) -> None:
+        self._read = read
+        self._ranges = iter(ranges)
+        self._device = device
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="groundup-batches")
+        self._ahead: Future[Batch] | None = None
+
+    def __enter__(self) -> "Prefetch":
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.shutdown(wait=True, cancel_futures=True)
+
+    def next_batch(self) -> Batch:
+        """Returns the next batch, on the device.
+
+        Raises:
+            DataError: It cannot be made; see ``read_batch``.
+        """
+        assert self._ahead is not None, "there is no batch behind the last"
+        batch = self._ahead.result()
+        self._begin()
+        return batch.to(self._device)
+
+    def jump(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Continues with other batches instead."""
+        if self._ahead:
+            self._ahead.cancel()
+        self._ranges = iter(ranges)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Starts making the next batch, if there is one."""
+        following = next(self._ranges, None)
+        self._ahead = self._reader.submit(self._make, *following) if following else None
+
+    def _make(self, first_sample: int, count: int) -> Batch:
+        batch = self._read(first_sample, count)
+        return batch.pinned() if self._device.type == "cuda" else batch

@@ -17,28 +17,24 @@ from groundup.parallel.dtensor import local
 
 @config
 class EmaConfig:
-    """Averaging of weights.
+    """Settings of the moving average of weights.
 
     Attributes:
-        decay: Share of the average that stays at each update, e.g. 0.999: the average then is over some 1 /
-            (1 - decay) updates. 0 for none. It takes 4 bytes a weight, sharded as the weights are.
+        decay: Weight of the old average at each update; 0.999 averages over some 1,000 updates, 0 turns it
+            off. The average takes 4 bytes a weight, sharded as the weights are.
     """
 
     decay: Probability = 0.0
 
 
 class WeightAverage:
-    """The average of a model's weights, of whatever layout; it begins as the weights are.
+    """The moving average of a model's weights under any layout; it begins as a copy of the weights.
 
     After n updates it is decay^n w_0 + (1 - decay) sum over i = 1..n of decay^(n - i) w_i. Steps without an
     update of the weights do not count.
 
-    Args:
-        model: Whose parameters are averaged, as they are spread.
-        decay: Share of the average that stays at each update.
-
     Attributes:
-        values: Parameter name -> average, fp32, spread as the parameter is.
+        values: Parameter name -> average, fp32, sharded as the parameter is.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -54,16 +50,16 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Takes in the weights as they are now."""
+        """Adds the present weights to the average."""
         averages = [local(value) for value in self.values.values()]
         weights = [local(weight).to(torch.float32) for weight in self._weights.values()]
         torch._foreach_lerp_(averages, weights, 1 - self._decay)
 
     @contextlib.contextmanager
     def in_place_of_weights(self) -> Iterator[None]:
-        """Within the block the model has the average as its weights; behind it, its own again, bit by bit.
+        """Swaps the average into the model within the block, and the weights back after it, bit by bit.
 
-        Weights that a forward pass has gathered must be let go before and behind; see ``without_gathering``.
+        Gathered weights must be resharded before and after it; see ``without_gathering``.
         """
         self._swap()
         try:

@@ -1,14 +1,13 @@
-"""Micro-batches through the model, whole or in a pipeline: gradients, or losses alone."""
+"""Forward and backward passes of micro-batches, through a whole model or a pipeline."""
 
 import torch
 from torch import Tensor
 
-from groundup.models import Model
-from groundup.models.mode import evaluating
+from groundup.models import Model, evaluating
+from groundup.parallel.device import Precision
 from groundup.parallel.fsdp import set_gradient_sync
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs
-from groundup.parallel.precision import Precision
 from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
 from groundup.tokens.sampling.collate import Predictions
 from groundup.train.config import TrainConfig
@@ -26,21 +25,13 @@ def add_gradients(
     *,
     scale: float,
 ) -> Tensor:
-    """Forward and backward passes over the micro-batches of this rank's share of a global batch.
+    """Adds the gradients of this rank's share of a global batch to those of the state's parameters.
 
-    Args:
-        state: Its parameters' gradients are added to.
-        batch: The share.
-        config: Of the run.
-        precision: Of the passes.
-        mesh: This rank among the others.
-        scale: Times the loss summed over all ranks' targets, which gradients are taken of.
-
-    Returns:
-        That sum without the scale, fp32, the same on all ranks.
+    They are of ``scale`` times the loss summed over the targets of all ranks. Returns that sum without the
+    scale: a fp32 scalar, the same on all ranks.
     """
     total = torch.zeros((), device=precision.device)
-    scale *= mesh.num_replicas  # what ranks have is averaged over them
+    scale *= mesh.num_replicas  # gradients are averaged over replicas
 
     def scaled_loss(model: Model, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
         loss_sum = summed_loss(model, hidden_BTD, targets_BT, precision)
@@ -56,8 +47,7 @@ def add_gradients(
     else:
         for number, micro_batch in enumerate(micro_batches, start=1):
             set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches))
-            with precision.autocast():
-                hidden_BTD = state.model(**inputs_of(micro_batch))
+            hidden_BTD = _hidden(state.model, micro_batch, precision)
             scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT).backward()
     finish_gradients(state.model)
     return mesh.sum(total, over_stages=True)
@@ -66,15 +56,12 @@ def add_gradients(
 def add_micro_batch_gradients(
     state: TrainState, batch: Batch, precision: Precision, mesh: ParallelMesh, *, scale: float
 ) -> Tensor:
-    """What ``add_gradients`` does for one micro-batch alone; not in a pipeline.
+    """Adds the gradients of one micro-batch, as ``add_gradients`` does; not for a pipeline.
 
-    Returns:
-        The loss summed over this rank's targets, without the scale.
+    Returns the loss summed over this rank's targets, without the scale.
     """
     set_gradient_sync(state.model, mesh.layout, is_last=True)
-    with precision.autocast():
-        hidden_BTD = state.model(**inputs_of(batch))
-    loss_sum = summed_loss(state.model, hidden_BTD, batch.targets_BT, precision)
+    loss_sum = summed_loss(state.model, _hidden(state.model, batch, precision), batch.targets_BT, precision)
     (loss_sum * (scale * mesh.num_replicas)).backward()
     finish_gradients(state.model)
     return loss_sum.detach()
@@ -83,9 +70,9 @@ def add_micro_batch_gradients(
 def loss_without_gradients(
     state: TrainState, predictions: Predictions, config: TrainConfig, precision: Precision, mesh: ParallelMesh
 ) -> float:
-    """The loss summed over the targets of a batch that all ranks have, each of which computes its share.
+    """Returns the loss summed over the targets of a batch, of which each rank computes its share.
 
-    Weights that are sharded are left gathered: see ``parallel.fsdp.without_gathering``.
+    Sharded weights are left gathered; see ``parallel.fsdp.without_gathering``.
     """
     total = torch.zeros((), dtype=torch.float64, device=precision.device)
     rows = share_of_rows(from_predictions(predictions), mesh.dp_rank, mesh.dp)
@@ -101,9 +88,7 @@ def loss_without_gradients(
         else:
             with evaluating(state.model):
                 for number, micro_batch in enumerate(micro_batches):
-                    with precision.autocast():
-                        hidden_BTD = state.model(**inputs_of(micro_batch))
-                    finish(state.model, hidden_BTD, number)
+                    finish(state.model, _hidden(state.model, micro_batch, precision), number)
     return float(mesh.sum(total, over_stages=True))
 
 
@@ -113,7 +98,7 @@ def summed_loss(
     targets_BT: Tensor,
     precision: Precision,
 ) -> Tensor:
-    """Summed loss over a micro-batch's targets in fp32, by ``linear_cross_entropy``."""
+    """Returns the loss summed over a micro-batch's targets, a fp32 scalar."""
     assert model.head is not None, "the last part of a model has the head"
     head = vocabulary_shard(model.head.weight)
     with precision.autocast():
@@ -127,8 +112,14 @@ def summed_loss(
         )
 
 
+def _hidden(model: Model, batch: Batch, precision: Precision) -> Tensor:
+    with precision.autocast():
+        hidden_BTD: Tensor = model(**inputs_of(batch))
+    return hidden_BTD
+
+
 def inputs_of(batch: Batch) -> Inputs:
-    """What a model takes of a batch."""
+    """Returns a batch as the arguments of a model."""
     inputs = {
         "tokens_BT": batch.tokens_BT,
         "positions_BT": batch.positions_BT,

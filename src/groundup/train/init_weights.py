@@ -16,8 +16,8 @@ from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models.init import initialise
+from groundup.parallel.dtensor import place
 from groundup.parallel.mesh import ParallelMesh
-from groundup.parallel.meta_init import place
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.state import TrainState

@@ -11,12 +11,12 @@ from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
 IGNORE = -1
-"""Target id of a position that has no target."""
+"""Target id of a position without a target."""
 
 _ROWS = 2048
-"""Tokens whose logits are held at once, in the compute dtype; bounds the memory of the loss."""
+"""Tokens whose logits are held at once in the compute dtype, which bounds the memory of the loss."""
 _SOFTMAX_LOGITS = 1 << 21
-"""Logits that a CPU turns into probabilities at once: few enough for its caches."""
+"""Logits that a CPU turns into probabilities at once, so that they fit its caches."""
 
 
 def linear_cross_entropy(
@@ -28,22 +28,22 @@ def linear_cross_entropy(
     group: ProcessGroup | None = None,
     vocab_begin: int = 0,
 ) -> Tensor:
-    """Sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
+    """Returns the sum over tokens of -log softmax(hidden head^T)[target], a fp32 scalar.
 
-    The sum, not the mean: divided by the global number of targets it makes accumulation, data
-    parallelism and padding agree exactly. Ids from ``vocab_size`` on are padding and get probability 0.
-    The products run in autocast's dtype where it is on. Both gradients are made in the forward pass,
-    chunk by chunk, so that the logits are neither kept nor computed twice.
+    A sum that is divided by the global number of targets makes accumulation, data parallelism and padding
+    agree exactly. Ids from ``vocab_size`` on are padding and get probability 0. Products run in autocast's
+    dtype where it is on. Both gradients are computed in the forward pass, chunk by chunk, so that logits are
+    neither kept nor computed twice.
 
     Args:
         hidden_MD: Final hidden states [M, D].
         head_VD: Weight of the output head [V, D], V >= vocab_size.
         targets_M: Target ids [M]; ``IGNORE`` adds nothing.
         vocab_size: True vocabulary, of all ranks together.
-        group: The ranks among which the head's rows are divided; ``head_VD`` is this rank's part of them,
-            the other arguments are the same on all. Every rank then gets the whole loss, the gradient of
-            its rows, and its part of the hidden states' gradient: the sum over the group is the whole.
-            Per chunk they exchange three numbers a token, never logits.
+        group: Ranks that share the head's rows, of which ``head_VD`` is this rank's part; the other arguments
+            are the same on all. Every rank gets the whole loss, the gradient of its rows, and a term of the
+            hidden states' gradient, which is the sum over the group. Per chunk they exchange three numbers a
+            token, never logits.
         vocab_begin: Id of the first row of ``head_VD``.
     """
     device = hidden_MD.device.type
@@ -140,7 +140,7 @@ def _shared_softmax_in_place(
 
 
 def _exact_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax in fp32, and the target's log-probability."""
+    """Returns the softmax in fp32, and the target's log-probability."""
     dtype = torch.promote_types(logits_CV.dtype, torch.float32)
     log_softmax_CV = torch.log_softmax(logits_CV, -1, dtype=dtype)
     target_C1 = log_softmax_CV.gather(1, targets_C1)
@@ -148,7 +148,7 @@ def _exact_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tenso
 
 
 def _rounded_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax summed in fp32 and rounded to bf16, in which it is stored anyway: half of the passes.
+    """Returns a softmax that is rounded to bf16, in which it is stored anyway: half of the passes.
 
     The target's probability is rounded too: 0.002 of a nat at most, below the rounding of the logits.
     """

@@ -1,30 +1,70 @@
-"""Muon that orthogonalizes matrices of one shape together: few large products instead of many small ones."""
+"""Muon, which orthogonalizes matrices of one shape together: few large products, not many small ones."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
+from groundup.train.adamw import AdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
 _EPS = 1e-7
 _STACK = {"cpu": 1 << 20, "cuda": 1 << 27}
-"""Numbers of a stack at most: more would be no faster, and take memory."""
+"""Most numbers of a stack: more would be no faster, and take memory."""
+
+
+@config
+class Muon:
+    """Muon (Jordan et al. 2024) for the matrices of the layers, AdamW for all else.
+
+    Attributes:
+        lr: Peak learning rate of the matrices, in AdamW's units: updates are scaled to AdamW's root
+            mean square (Liu et al. 2025, arXiv:2502.16982).
+        momentum: Nesterov momentum.
+        weight_decay: On the matrices.
+        adamw: For the embedding, the head, biases and norms.
+    """
+
+    kind: Literal["muon"] = "muon"
+    lr: PositiveFloat = 2e-3
+    momentum: Probability = 0.95
+    weight_decay: NotNegativeFloat = 0.1
+    adamw: AdamW = AdamW()
+
+    def build(self, parameters: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
+        """Ours for whole matrices, PyTorch's for those that are cut over ranks, gathered one by one."""
+        matrices = {name: one for name, one in parameters.items() if _is_matrix_of_layer(name, one)}
+        others = {name: one for name, one in parameters.items() if name not in matrices}
+        options: dict[str, Any] = {"momentum": self.momentum, "weight_decay": self.weight_decay}
+        found: list[torch.optim.Optimizer] = []
+        if whole := [one for one in matrices.values() if not isinstance(one, DTensor)]:
+            found.append(BatchedMuon(whole, lr=self.lr, **options))
+        if cut := [one for one in matrices.values() if isinstance(one, DTensor)]:
+            found.append(torch.optim.Muon(cut, lr=self.lr, adjust_lr_fn="match_rms_adamw", **options))
+        return found + self.adamw.build(others)
+
+    def state_of(self, name: str, parameter: Tensor) -> dict[str, torch.dtype]:
+        """Tensors of the parameter's shape that are kept of it, by entry, and their dtypes."""
+        if _is_matrix_of_layer(name, parameter):
+            return {"momentum_buffer": parameter.dtype}
+        return self.adamw.state_of(name, parameter)
+
+
+def _is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
+    return name.startswith("layers.") and parameter.ndim == 2
 
 
 class BatchedMuon(torch.optim.Optimizer):
-    """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices; its state is the same.
+    """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices, in stacks.
 
-    Updates are the same too but for the rounding of bf16 products, which other kernels sum in another
-    order. Matrices that are cut over ranks (``DTensor``) are for PyTorch's own.
-
-    Args:
-        matrices: Parameters of two dimensions.
-        lr: Learning rate in AdamW's units (Liu et al. 2025, arXiv:2502.16982).
-        momentum: Nesterov momentum.
-        weight_decay: Decoupled.
+    Its state is the same, and so are updates but for the rounding of bf16 products, which other kernels sum
+    in another order. Matrices that are sharded (``DTensor``) are for PyTorch's own.
     """
 
     def __init__(
@@ -56,12 +96,10 @@ class BatchedMuon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Nearly U V^T of each matrix U S V^T: its singular values are brought to between 0.5 and 1.5.
+    """Returns nearly U V^T of each matrix U S V^T: singular values are brought to between 0.5 and 1.5.
 
-    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), in bf16.
-
-    Args:
-        matrices: bf16, of one shape.
+    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), for bf16
+    matrices of one shape.
     """
     x = torch.stack(list(matrices)) if len(matrices) > 1 else matrices[0].clone()
     add_product = torch.baddbmm if len(matrices) > 1 else torch.addmm
@@ -76,7 +114,7 @@ def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def _stacks(matrices: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Matrices of one shape, dtype and device, as many as a stack may hold."""
+    """Yields matrices of one shape, dtype and device, as many as a stack may hold."""
     alike: dict[object, list[Tensor]] = {}
     for matrix in matrices:
         alike.setdefault((matrix.shape, matrix.dtype, matrix.device), []).append(matrix)

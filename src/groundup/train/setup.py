@@ -1,7 +1,9 @@
-"""From a config to a run that is ready to train: device, precision, data, model, optimizer, last state."""
+"""Builds a run from its config: device, precision, data, model, optimizer, last state."""
 
 import dataclasses
+import functools
 import logging
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -18,20 +20,19 @@ from groundup.launch.env import rank_from_env
 from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models import build_model
 from groundup.models.count import num_parameters
-from groundup.parallel.apply import parallelize
-from groundup.parallel.device import choose_device, describe
-from groundup.parallel.layout import describe as describe_layout
+from groundup.parallel.apply import materialize, parallelize
+from groundup.parallel.device import LossScaler, Precision, choose_device, choose_precision, describe_device
+from groundup.parallel.layout import describe_layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
-from groundup.parallel.meta_init import materialize
-from groundup.parallel.precision import LossScaler, Precision, choose_precision
 from groundup.parallel.validate import validate_layout
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer
-from groundup.train.allocator import keep_freed_memory
 from groundup.train.config import TrainConfig
 from groundup.train.continue_run import checkpoint_to_continue
+from groundup.train.cpu import keep_freed_memory
+from groundup.train.data_loader import Prefetch, read_batch
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers
@@ -43,7 +44,7 @@ CONFIG_FILE = "config.yaml"
 
 @dataclasses.dataclass(kw_only=True)
 class Run:
-    """All that the loop reads."""
+    """Everything that the training loop reads."""
 
     config: TrainConfig
     device: torch.device
@@ -59,15 +60,31 @@ class Run:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Where the run's checkpoints are."""
+        """Folder of the run's checkpoints."""
         return checkpoints_of(self.config)
 
+    def shares(self) -> Iterator[tuple[int, int]]:
+        """Yields the first sample and the size of this rank's share of each remaining step."""
+        state, mesh = self.state, self.mesh
+        for first, size in self.config.batch_sizes.steps(state.samples, self.config.num_steps - state.step):
+            yield first + mesh.dp_rank * (size // mesh.dp), size // mesh.dp
+
+    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> Prefetch:
+        """Reads batches of the training data; ``ranges`` has the first sample and the size of each."""
+        read = functools.partial(
+            read_batch,
+            self.training,
+            vocab_size=self.config.model.vocab_size,
+            mask_documents=self.config.data.mask_documents,
+        )
+        return Prefetch(read, ranges, device=self.device)
+
     def save(self, *, wait: bool, replaces: bool = False) -> None:
-        """Saves the present state and removes what is older than is kept; all ranks do it together.
+        """Saves the present state and removes checkpoints that are no longer kept; collective.
 
         Args:
-            wait: Until it is on the disk, also where saving is asynchronous.
-            replaces: A sound checkpoint of this step is removed, for it is one of this run.
+            wait: Whether to wait until it is on the disk, also where saving is asynchronous.
+            replaces: Whether to remove a sound checkpoint of this step, which is one of this run.
         """
         snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.mesh)
         self.writer.save(self.state.step, snapshot, replaces=replaces)
@@ -76,12 +93,12 @@ class Run:
 
 
 def checkpoints_of(config: TrainConfig) -> Path:
-    """Where the checkpoints of a run are."""
+    """Folder of a run's checkpoints."""
     return config.run_dir / CHECKPOINTS
 
 
 def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> Writer:
-    """What saves a run's checkpoints; all ranks make it together."""
+    """Returns the writer of a run's checkpoints; collective."""
     return Writer(
         checkpoints_of(config),
         model=config.model,
@@ -91,19 +108,19 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
         keep=Keep(
             last=config.checkpoint.keep_last,
             every=config.checkpoint.keep_every,
-            back=config.guard.back if isinstance(config.guard, RollbackGuard) else 0,
+            back=config.spike_guard.back if isinstance(config.spike_guard, RollbackGuard) else 0,
         ),
     )
 
 
 def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> Run:
-    """Prepares a run, and continues it from its newest sound checkpoint where there is one.
+    """Prepares a run, and restores its newest sound checkpoint if there is one.
 
     Raises:
-        MachineError: The device or the precision asked for is not there.
-        DataError: The data is missing, damaged, or too small for the plan.
+        MachineError: The device or the precision is not available.
+        DataError: The data is missing, damaged, or too small for the run.
         ConfigError: The model's vocabulary is not the tokenizer's.
-        CheckpointError: The run folder holds another run, or damaged checkpoints only.
+        CheckpointError: The run folder holds another run, or only damaged checkpoints.
     """
     rank = rank_from_env()
     validate_layout(
@@ -116,7 +133,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     )
     mesh = init_distributed(config.layout, rank, choose_device(config.device))
     if not mesh.is_first:
-        logger.setLevel(logging.WARNING)  # one rank tells what all of them do
+        logger.setLevel(logging.WARNING)  # all ranks would log the same
     precision = choose_precision(config.precision, mesh.device)
     _prepare_torch(config, mesh)
 
@@ -149,7 +166,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
         heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
-        state.restore(newest, config, mesh)  # last: each rank reads what it has, to where it is
+        state.restore(newest, config, mesh)
         logger.info("continuing from %s", newest)
     else:
         begin(state, config, mesh, tokenizer)
@@ -162,17 +179,17 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
 
 
 def _prepare_torch(config: TrainConfig, mesh: ParallelMesh) -> None:
-    """Sets what PyTorch keeps for the whole process: allocator, threads, determinism, seed."""
+    """Sets what holds for the whole process: allocator, threads, determinism, seed."""
     if mesh.device.type == "cpu":
         keep_freed_memory()
         if config.threads:
             torch.set_num_threads(config.threads)
     torch.use_deterministic_algorithms(config.deterministic)
-    torch.manual_seed(config.seed + mesh.rank)  # of dropout: the weights have seeds of their own
+    torch.manual_seed(config.seed + mesh.rank)  # of dropout: weights have their own seeds
 
 
 def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
-    """Returns a state with room for this rank's weights, not yet filled."""
+    """Returns a state with memory for this rank's weights, without values."""
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
@@ -188,7 +205,7 @@ def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) 
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
-        guard=None if isinstance(config.guard, NoSpikeGuard) else SpikeGuard(config.guard),
+        spike_guard=None if isinstance(config.spike_guard, NoSpikeGuard) else SpikeGuard(config.spike_guard),
     )
 
 
@@ -200,7 +217,7 @@ def _log_description(run: Run) -> None:
         "%s with %s parameters on %s in %s; steps of %s samples of %d tokens, %s training tokens",
         config.model.kind,
         human_count(num_parameters(config.model)),
-        describe(run.device),
+        describe_device(run.device),
         run.precision.name,
         config.batch_sizes,
         config.data.sequence_length,
@@ -212,7 +229,7 @@ def _log_description(run: Run) -> None:
 
 
 def require_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:
-    """Refuses a model of another vocabulary than that of the data.
+    """Refuses a model whose vocabulary is not that of the data.
 
     Raises:
         ConfigError: Naming both.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the step in hand is finished and saved; a second Ctrl-C ends at once."""
+"""Ctrl-C and SIGTERM: the present step is finished and saved; a second Ctrl-C ends the process at once."""
 
 import os
 import shutil
@@ -15,12 +15,7 @@ _UNFINISHED = ".*.tmp"
 
 
 class Interrupted(GroundupError):
-    """The run was asked to stop, and its state is saved.
-
-    Args:
-        step: The last one.
-        number: Of the signal.
-    """
+    """The run was asked to stop by a signal, and has saved its state."""
 
     def __init__(self, step: int, number: int) -> None:
         super().__init__(
@@ -30,32 +25,29 @@ class Interrupted(GroundupError):
 
 
 class StopSignals:
-    """While entered, notes the first SIGINT or SIGTERM instead of dying of it.
+    """Records the first SIGINT or SIGTERM within its block, instead of ending the process.
 
     A SIGINT after it ends the process at once, whatever native code is running: a thread waits for it, and
-    removes the files of the run that are half written.
-
-    Args:
-        run_dir: Folder of the run.
+    removes unfinished files of the run.
     """
 
     requested = False
     number = int(signal.SIGTERM)
-    """The signal; that of a launcher, where another rank was told."""
+    """Number of the signal; SIGTERM where only another rank received it."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
         self._descriptors: tuple[int, ...] = ()
 
     def __enter__(self) -> "StopSignals":
-        """Takes over the two signals."""
+        """Installs the handlers."""
         self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         for number in self._before:
             signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives them back."""
+        """Restores the handlers from before."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         if self._descriptors:
@@ -73,7 +65,7 @@ class StopSignals:
         threading.Thread(target=self._wait, args=(reader,), daemon=True).start()
 
     def _wait(self, reader: int) -> None:
-        """Ends the process by the next SIGINT: each signal's number comes through the pipe."""
+        """Ends the process at the next SIGINT; the number of each signal comes through the pipe."""
         with open(reader, "rb", buffering=0) as numbers:  # a descriptor
             while received := numbers.read(1):
                 if received[0] == signal.SIGINT:
@@ -86,7 +78,7 @@ class StopSignals:
 
 
 def remove_unfinished(run_dir: Path) -> None:
-    """Removes what is half written of a run that nobody goes on with."""
+    """Removes unfinished files of a run that has ended."""
     for path in [*run_dir.glob(_UNFINISHED), *run_dir.glob(f"*/{_UNFINISHED}")]:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

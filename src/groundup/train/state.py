@@ -1,9 +1,8 @@
-"""What changes while a run trains, and its passage to and from checkpoints."""
+"""The state of a run that changes while it trains, and its way to and from checkpoints."""
 
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,27 +17,52 @@ from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
+from groundup.parallel.device import LossScaler
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Pipeline
-from groundup.parallel.precision import LossScaler
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.optim import Optimizers
-from groundup.train.rng import RngStates
 from groundup.train.stability.spike_guard import SpikeGuard
+
+
+@dataclasses.dataclass(frozen=True)
+class RngStates:
+    """RNG states of this rank, of the generators that dropout draws from.
+
+    Attributes:
+        states: By generator, "cpu" or "cuda"; uint8.
+    """
+
+    states: dict[str, Tensor]
+
+    @staticmethod
+    def now() -> "RngStates":
+        """Copies the present states without waiting for the device."""
+        states = {"cpu": torch.get_rng_state()}
+        if torch.cuda.is_initialized():
+            states["cuda"] = torch.cuda.get_rng_state()
+        return RngStates(states)
+
+    def restore(self) -> None:
+        """Restores the generators of the devices that are here."""
+        if "cpu" in self.states:
+            torch.set_rng_state(self.states["cpu"])
+        if "cuda" in self.states and torch.cuda.is_available():
+            torch.cuda.set_rng_state(self.states["cuda"])
 
 
 @dataclasses.dataclass(kw_only=True)
 class TrainState:
-    """What changes from step to step.
+    """State that changes from step to step.
 
     Attributes:
-        model: The whole, or this rank's share of its layers.
-        pipeline: How micro-batches pass through the ranks' shares; None where there is one.
+        model: The whole model, or this rank's layers of it.
+        pipeline: This rank's stages; None without pipeline parallelism.
         optimizers: Of the model's parameters.
-        scaler: None but for fp16.
-        average: Of the weights; None where none is kept.
-        guard: Judges steps; None where every step counts.
+        scaler: Loss scaler of fp16; None for other formats.
+        average: Moving average of the weights; None where none is kept.
+        spike_guard: Judges steps; None where every step counts.
         step: Steps done.
         samples: Position in the data.
         tokens: Targets trained on.
@@ -52,7 +76,7 @@ class TrainState:
     scaler: LossScaler | None
     pipeline: Pipeline | None = None
     average: WeightAverage | None = None
-    guard: SpikeGuard | None = None
+    spike_guard: SpikeGuard | None = None
     step: int = 0
     samples: int = 0
     tokens: int = 0
@@ -62,16 +86,16 @@ class TrainState:
 
     @property
     def parts(self) -> list[Model]:
-        """What passes go through on this rank: the model, or its stages."""
+        """The models that passes run through on this rank: the whole one, or its stages."""
         return list(self.pipeline.parts.values()) if self.pipeline else [self.model]
 
     @property
     def copies(self) -> frozenset[str]:
-        """Names of parameters that are copies of another rank's."""
+        """Names of parameters that are copies of another rank's parameters."""
         return frozenset({"head.weight"} if self.pipeline and self.pipeline.tied_head else ())
 
     def snapshot(self, config: TrainConfig, data_fingerprint: str, mesh: ParallelMesh) -> Snapshot:
-        """What a checkpoint of this moment holds, as this rank has it."""
+        """Returns this rank's part of a checkpoint of the present state."""
         groups = {"model": self._weights(), "optimizer": self.optimizers.state()}
         if self.average:
             groups["ema"] = self.average.values
@@ -87,7 +111,7 @@ class TrainState:
                 tokens=self.tokens,
                 skipped_steps=self.skipped_steps,
                 loss_scale=self.scaler.state() if self.scaler else None,
-                guard=self.guard.state() if self.guard else None,
+                spike_guard=self.spike_guard.state() if self.spike_guard else None,
             ),
             config=to_dict(config),
             data=data_fingerprint,
@@ -96,7 +120,7 @@ class TrainState:
         )
 
     def restore(self, folder: Path, config: TrainConfig, mesh: ParallelMesh) -> None:
-        """Continues exactly where a checkpoint was taken; each rank reads what it holds.
+        """Restores a checkpoint exactly; each rank reads its part.
 
         Raises:
             CheckpointError: It is of another model or another optimizer.
@@ -107,11 +131,11 @@ class TrainState:
             raise CheckpointError(f"does not fit the model: {mismatch}", where=folder)
         load_into(weights, _named(self._weights(), config), config.model)
         manifest = read_checkpoint_manifest(folder)
-        self._restore_optimizer(folder, config, manifest.about.config)
+        self._restore_optimizer(folder, config)
         if self.average and "ema" in read_groups(folder):
             load_into(TensorGroup(folder, "ema"), _named(self.average.values, config), config.model)
         elif self.average:
-            self.average.begin()  # it was not asked for until now
+            self.average.begin()  # the run had none until now
 
         counts = manifest.counts
         self.bos_ids = manifest.about.bos_ids
@@ -120,27 +144,20 @@ class TrainState:
         self.skipped_steps = counts.skipped_steps
         if self.scaler and counts.loss_scale:
             self.scaler.load(counts.loss_scale)
-        if self.guard and counts.guard:
-            self.guard.load(counts.guard)
-        # A rank that there was not keeps the state of its seed.
+        if self.spike_guard and counts.spike_guard:
+            self.spike_guard.load(counts.spike_guard)
+        # A rank that did not exist keeps the state of its seed.
         random_states(folder, mesh.rank).restore()
 
     def _weights(self) -> dict[str, Tensor]:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
-    def _restore_optimizer(self, folder: Path, config: TrainConfig, before: Mapping[str, Any]) -> None:
+    def _restore_optimizer(self, folder: Path, config: TrainConfig) -> None:
         group = TensorGroup(folder, "optimizer")
         entries: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
         for key, tensor in group.items():
             name, _, moment = key.rpartition("/")
             entries.setdefault(name, {})[moment] = tensor.dtype, tensor.shape
-        kind = before.get("optimizer", {"kind": "adamw"})["kind"]  # Megatron-LM's moments are Adam's
-        if entries and kind != config.optimizer.kind:
-            raise CheckpointError(
-                f"optimizer.kind was {kind} and is {config.optimizer.kind}",
-                where=folder,
-                fix="Restore the setting, or name another run_dir.",
-            )
         if entries and (mismatch := find_mismatch(logical_shapes(config.model).keys(), entries.keys())):
             raise CheckpointError(
                 f"optimizer state does not fit the parameters: {mismatch}",
@@ -148,16 +165,26 @@ class TrainState:
                 fix="Continue with the optimizer the run began with.",
             )
         of_mine = {name: entries.get(checkpoint_name(name, config.model), {}) for name in self._weights()}
+        for name, parameter in self._weights().items() if entries else ():
+            held = sorted(entry for entry, (_, shape) in of_mine[name].items() if shape)
+            kept = sorted(config.optimizer.state_of(name, parameter))
+            if held != kept:
+                raise CheckpointError(
+                    f"holds {' and '.join(held) or 'nothing'} of {name}, of which"
+                    f" optimizer.kind={config.optimizer.kind} keeps {' and '.join(kept) or 'nothing'}",
+                    where=folder,
+                    fix="Restore the settings of the optimizer, or name another run_dir.",
+                )
         load_into(group, _named(self.optimizers.make_room(of_mine), config), config.model)
 
 
 def random_states(folder: Path, rank: int) -> RngStates:
-    """Reads the states of a rank's generators from a checkpoint."""
+    """Reads the RNG states of a rank from a checkpoint."""
     group = TensorGroup(folder, "random")
     names = {name.rpartition("/")[0]: name for name in group if name.endswith(f"/{rank}")}
     return RngStates({generator: group.read(name) for generator, name in names.items()})
 
 
 def _named(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
-    """Tensors with the names that they have in a checkpoint."""
+    """Returns tensors with their names in a checkpoint."""
     return [(checkpoint_name(key, config.model), tensor) for key, tensor in tensors.items()]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from groundup.core.errors import TrainingError
+from groundup.parallel.device import Precision
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.mesh import ParallelMesh
-from groundup.parallel.precision import Precision
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_gradients
@@ -20,17 +20,17 @@ from groundup.train.state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class StepResult:
-    """What a step gave.
+    """The outcome of a step.
 
     Attributes:
         loss: Mean over targets, a fp32 scalar.
         grad_norm: Before clipping.
-        lr: Of the update.
-        skipped: Whether the weights are as they were.
-        outlier: What the guard has against the step; empty where nothing.
-        first_sample: Of the step, by the index in the data.
-        num_samples: Of the global batch.
-        loss_scale: By which the loss was multiplied.
+        lr: Learning rate of the update.
+        skipped: Whether the weights were left unchanged.
+        outlier: Why the spike guard flagged the step, or an empty string.
+        first_sample: Index in the data of the first sample.
+        num_samples: Size of the global batch.
+        loss_scale: Factor by which the loss was multiplied.
     """
 
     loss: Tensor
@@ -44,7 +44,7 @@ class StepResult:
 
 
 class NotFinite(TrainingError):
-    """Gradients are not finite, and neither a lower loss scale nor a guard mends it; nothing was changed."""
+    """Gradients are not finite, and neither the loss scale nor a spike guard can deal with it."""
 
     def __init__(
         self, state: TrainState, num_samples: int, loss: float, grad_norm: float, precision: Precision
@@ -65,10 +65,10 @@ class NotFinite(TrainingError):
 def train_step(
     state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, mesh: ParallelMesh
 ) -> StepResult:
-    """Forward and backward over the micro-batches of this rank's share of a global batch, then one update.
+    """Runs forward and backward passes over this rank's share of a global batch, then one update.
 
     Raises:
-        NotFinite: Gradients are not finite, and not for a loss scale that could be lowered.
+        NotFinite: Gradients are not finite at the lowest loss scale; nothing was changed.
     """
     num_samples = len(batch.tokens_BT) * mesh.dp
     batch = share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp)
@@ -80,11 +80,11 @@ def train_step(
     grad_norm = _unscale_and_clip(state, scale, config.clip_grad_norm, mesh)
     finite = math.isfinite(grad_norm)
     scale_can_fall = state.scaler is not None and state.scaler.scale > config.loss_scale.minimum
-    if not finite and not scale_can_fall and state.guard is None:
+    if not finite and not scale_can_fall and state.spike_guard is None:
         raise NotFinite(state, num_samples, float(loss), grad_norm, precision)
     outlier = ""
-    if state.guard and (finite or not scale_can_fall):
-        outlier = _judge(state.guard, float(loss), grad_norm, mesh)
+    if state.spike_guard and (finite or not scale_can_fall):
+        outlier = _judge(state.spike_guard, float(loss), grad_norm, mesh)
 
     # A skipped step does not advance the schedule: Megatron-LM's rule.
     update = state.step - state.skipped_steps + 1
@@ -119,7 +119,7 @@ def train_step(
 
 
 def _judge(guard: SpikeGuard, loss: float, grad_norm: float, mesh: ParallelMesh) -> str:
-    """What the guard has against a step, the same on all ranks; a step that it accepts it remembers."""
+    """Returns why a step is an outlier, the same on all ranks; the guard remembers a normal one."""
     reason = guard.reason(loss, grad_norm)
     if mesh.any(bool(reason)):
         return reason or "another rank found it an outlier"

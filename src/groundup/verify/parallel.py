@@ -10,8 +10,7 @@ import orjson
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.models import ModelConfig
-from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.pipeline_stages import stages_per_rank
+from groundup.parallel.layout import Layout, PipelineConfig, stages_per_rank
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
@@ -114,7 +113,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
         validation=ValidationConfig(interval=0),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
-        guard=NoSpikeGuard(),
+        spike_guard=NoSpikeGuard(),
     )
 
 

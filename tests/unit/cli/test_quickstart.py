@@ -6,7 +6,7 @@ import pytest
 
 from groundup.cli import quickstart as module
 from groundup.cli.quickstart import quickstart, steps_within
-from groundup.train.speed import seconds_of_step
+from groundup.train.loop import seconds_of_step
 from tests.runs import losses, make_config, make_data, run
 
 SMALL = (

@@ -10,9 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.eval import perplexity as module
-from groundup.eval.perplexity import Evaluation, perplexity, token_byte_lengths, unigram_entropy
+from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
 from groundup.eval.token_data import open_tokens
 from groundup.tokens.dataset.indexed_writer import IndexedWriter
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.tokenize import build_tokens
 from tests.instances import MODELS
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groundup.parallel.layout import Layout, PipelineConfig
-from groundup.parallel.pipeline_stages import (
+from groundup.parallel.layout import (
+    Layout,
+    PipelineConfig,
     ranges,
     split_layers,
     stage_reasons,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from groundup.core.errors import MachineError
-from groundup.parallel.precision import LossScaleConfig, LossScaler, choose_precision
+from groundup.parallel.device import LossScaleConfig, LossScaler, choose_precision
 
 
 def test_scaler_follows_megatrons_trace(shared_data):

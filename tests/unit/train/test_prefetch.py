@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from groundup.core.errors import DataError
-from groundup.train.data_loader import Batch
-from groundup.train.prefetch import Prefetch
+from groundup.train.data_loader import Batch, Prefetch
 
 CPU = torch.device("cpu")
 

@@ -163,7 +163,13 @@ def test_what_cannot_be_begun_with_is_refused(data, trained, tmp_path):
     refused(CheckpointError, "no such file", tmp_path / "absent")
     refused(CheckpointError, "weights only", trained / "hf", state=True)
     refused(CheckpointError, r"missing.*start\.path", trained / "hf", "model.num_layers=3")
-    refused(CheckpointError, r"optimizer\.kind was adamw", trained / "run", "optimizer.kind=sgd", state=True)
+    refused(
+        CheckpointError,
+        r"holds exp_avg and exp_avg_sq of .* optimizer\.kind=sgd keeps nothing",
+        trained / "run",
+        "optimizer.kind=sgd",
+        state=True,
+    )
     write_checkpoint(tiny_model("gpt2"), tmp_path / "megatron")
     refused(CheckpointError, "groundup convert", tmp_path / "megatron")
     write_huggingface(tiny_model("gpt2"), tmp_path / "other-tokenizer")

@@ -35,7 +35,7 @@ class TrainingCounts:
         tokens: Targets trained on; 0 of converted models.
         skipped_steps: Steps without an update.
         loss_scale: State of the loss scaler; None but for fp16.
-        guard: State of the spike guard; None without one.
+        spike_guard: State of the spike guard; None without one.
     """
 
     step: NotNegative
@@ -43,7 +43,7 @@ class TrainingCounts:
     tokens: NotNegative = 0
     skipped_steps: NotNegative = 0
     loss_scale: dict[str, Any] | None = None
-    guard: dict[str, Any] | None = None
+    spike_guard: dict[str, Any] | None = None
 
 
 @config

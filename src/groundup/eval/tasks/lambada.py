@@ -15,7 +15,6 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config_class import NotNegative, Positive, config
@@ -24,7 +23,7 @@ from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read_documents import read_documents
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Figure, Results
-from groundup.models.mode import evaluating
+from groundup.models import evaluating, lm_head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +120,7 @@ def _score(loaded: LoadedModel, batch: Sequence[_Passage]) -> tuple[int, float]:
         columns += range(length - passage.num_targets, length)
         targets += passage.ids[-passage.num_targets :]
     hidden_MD: Tensor = loaded.model(tokens_BT.to(device))[rows, columns]
-    head_VD: Tensor = loaded.model.head.weight[: loaded.config.vocab_size]  # type: ignore[union-attr, index]
-    log_probabilities_MV = linear(hidden_MD, head_VD).float().log_softmax(-1)
+    log_probabilities_MV = lm_head(loaded.model, hidden_MD, loaded.config.vocab_size).log_softmax(-1)
     targets_M = torch.tensor(targets, device=device)
     hit_M = log_probabilities_MV.argmax(-1) == targets_M
     word_M = torch.tensor(rows, device=device)

@@ -4,6 +4,7 @@ Shapes: B samples, T tokens.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,30 @@ class Predictions:
     targets_BT: npt.NDArray[np.int64]
     positions_BT: npt.NDArray[np.int64] | None = None
     documents_BT: npt.NDArray[np.int32] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The loss in nats summed over predicted tokens, and the bytes of text in these; 0 if not counted."""
+
+    total_loss: float
+    num_tokens: int
+    num_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats a token."""
+        return self.total_loss / self.num_tokens
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss), infinite where that overflows."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
+        return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
 
 
 def read_predictions(

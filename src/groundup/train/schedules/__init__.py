@@ -1,4 +1,4 @@
-"""Learning-rate schedules: what follows the warm-up.
+"""Learning-rate schedules after the warm-up.
 
 A schedule joins by one file and one member of ``LrSchedule``.
 """
@@ -15,7 +15,7 @@ LrSchedule = Annotated[Cosine | Linear | Constant | Wsd, ByKind]
 
 
 def lr_ratio(schedule: LrSchedule, step: int, *, warmup_steps: float, horizon_steps: int) -> float:
-    """Learning rate over its peak for the ``step``-th update, counted from 1.
+    """Returns the learning rate over its peak for the ``step``-th update, counted from 1.
 
     It climbs linearly to 1 at ``warmup_steps``, then follows the schedule to ``horizon_steps`` and stays
     at the schedule's last value after it.

@@ -1,4 +1,4 @@
-"""The peak, throughout."""
+"""A constant learning rate."""
 
 from typing import Literal
 

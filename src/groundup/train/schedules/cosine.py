@@ -1,4 +1,4 @@
-"""Half a cosine from the peak down to a fraction of it (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
+"""A cosine decay from the peak to a fraction of it (Loshchilov and Hutter 2016, arXiv:1608.03983)."""
 
 import math
 from typing import Literal

@@ -1,4 +1,4 @@
-"""A straight line from the peak down to a fraction of it."""
+"""A linear decay from the peak to a fraction of it."""
 
 from typing import Literal
 

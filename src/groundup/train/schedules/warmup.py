@@ -1,4 +1,4 @@
-"""How long the learning rate climbs linearly from 0 to its peak."""
+"""Length of the warm-up, in which the learning rate rises linearly from 0 to its peak."""
 
 from collections.abc import Callable
 from typing import Annotated, Literal
@@ -7,7 +7,7 @@ from groundup.core.config import ByKind, config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Probability
 
 StepsOfTokens = Callable[[float], float]
-"""The steps, with a fraction of one, in which a run takes its first so many tokens."""
+"""Returns the steps, fractions included, in which a run trains on its first so many tokens."""
 
 
 @config

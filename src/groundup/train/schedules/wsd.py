@@ -1,4 +1,4 @@
-"""Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395): the peak, then a short decay."""
+"""Warm-up, stable, decay (Hu et al. 2024, MiniCPM, arXiv:2404.06395)."""
 
 import math
 from typing import Annotated, Literal
@@ -14,8 +14,8 @@ class Wsd:
     """A long stable phase and a decay at the end.
 
     Attributes:
-        decay_fraction: Share of the steps after the warm-up that decays.
-        min_ratio: The last learning rate over the peak.
+        decay_fraction: Share of the steps after the warm-up in which the learning rate decays.
+        min_ratio: Final learning rate over the peak.
         shape: ``linear``, or ``sqrt``: 1 - sqrt(x) (Hägele et al. 2024, arXiv:2405.18392).
     """
 

@@ -1,1 +1,1 @@
-"""Loss spikes, values that are not finite, full GPUs: how a run survives them, or is explained."""
+"""Stability of training: loss spikes, NaN, out of memory, step dumps and their replay."""

@@ -1,4 +1,4 @@
-"""A step of a bundle, run again on one process: does it give the same, and what is wrong with it?"""
+"""Runs a dumped step again on one process: is the outcome the same, and what is wrong with it?"""
 
 import dataclasses
 import math
@@ -8,20 +8,18 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.native.load import TensorGroup, load_into
-from groundup.models import Model, build_model
-from groundup.models.mode import evaluating
+from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
-from groundup.parallel.device import choose_device
+from groundup.parallel.device import Precision, PrecisionName, choose_device, choose_precision
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
-from groundup.parallel.precision import Precision, PrecisionName, choose_precision
-from groundup.train.allocator import keep_freed_memory
+from groundup.train.cpu import keep_freed_memory
 from groundup.train.data_loader import Batch
 from groundup.train.forward_backward import add_gradients, add_micro_batch_gradients
 from groundup.train.optim import build_optimizers
-from groundup.train.stability.nan_search import Finding, find_not_finite, largest_weight
-from groundup.train.stability.step_dump import StepDump
+from groundup.train.stability.nan_debug import Finding, find_not_finite, largest_weight
+from groundup.train.stability.step_dump import StepDump, read_dump
 from groundup.train.state import TrainState, random_states
 
 ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
@@ -31,12 +29,12 @@ sums over ranks in another order."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampleResult:
-    """One sample alone, without dropout.
+    """The outcome of one sample alone, without dropout.
 
     Attributes:
-        index: In the data.
+        index: Of the sample in the data.
         loss: Mean over its targets.
-        grad_norm: Of that mean.
+        grad_norm: Norm of the gradient of that mean.
     """
 
     index: int
@@ -46,14 +44,14 @@ class SampleResult:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What a step gave when it was run again.
+    """The outcome of a step that was run again.
 
     Attributes:
         loss: Mean over its targets.
         grad_norm: Before clipping.
-        findings: What is not finite, first of all and in each micro-batch; none where all is finite.
+        findings: First numbers that are not finite, of the weights and of each micro-batch.
         num_micro_batches: Of the step.
-        largest_gradient: Of any weight, and the parameter's name; empty where one is not finite.
+        largest_gradient: Its size and the parameter's name; empty where a gradient is not finite.
         largest_weight: Likewise.
     """
 
@@ -66,10 +64,10 @@ class Replay:
 
 
 class Replayer:
-    """A bundle's model and batch, ready to run.
+    """The model and the batch of a step dump, ready to run.
 
     Args:
-        bundle: The step.
+        dump: The step.
         device: Where to compute.
         precision: Instead of the run's; None for the run's.
 
@@ -78,16 +76,16 @@ class Replayer:
         CheckpointError: The weights are damaged.
     """
 
-    def __init__(self, bundle: StepDump, *, device: torch.device, precision: PrecisionName | None) -> None:
+    def __init__(self, dump: StepDump, *, device: torch.device, precision: PrecisionName | None) -> None:
         if device.type == "cpu":
             keep_freed_memory()
-        config = bundle.config
+        config = dump.config
         torch.use_deterministic_algorithms(config.deterministic)
-        self.bundle = bundle
-        self.precision: Precision = choose_precision(precision or bundle.about.precision, device)  # type: ignore[arg-type]
+        self.dump = dump
+        self.precision: Precision = choose_precision(precision or dump.about.precision, device)  # type: ignore[arg-type]
         self._mesh: ParallelMesh = init_distributed(Layout(), None, device)
         self._model: Model = build_model(config.model, device=device).train()
-        load_into(TensorGroup(bundle.before, "model"), self._model.named_parameters(), config.model)
+        load_into(TensorGroup(dump.before, "model"), self._model.named_parameters(), config.model)
         parallelize(
             self._model,
             self._mesh,
@@ -101,11 +99,11 @@ class Replayer:
 
     def run(self) -> Replay:
         """The step as it was, the shares of the run's data-parallel ranks one after the other."""
-        facts, config = self.bundle.about.facts, self.bundle.config
-        scale = facts.loss_scale / max(1, self.bundle.batch.num_targets)
+        facts, config = self.dump.about.facts, self.dump.config
+        scale = facts.loss_scale / max(1, self.dump.batch.num_targets)
         total = torch.zeros((), device=self.precision.device)
         for share, rank in self._shares():
-            random_states(self.bundle.before, rank).restore()
+            random_states(self.dump.before, rank).restore()
             total += add_gradients(self._state, share, config, self.precision, self._mesh, scale=scale)
         grad_norm = self._grad_norm() / facts.loss_scale
         sizes = {
@@ -119,7 +117,7 @@ class Replayer:
         shares = len(self._shares())
         size, name = largest_weight(self._model)
         return Replay(
-            loss=float(total) / max(1, self.bundle.batch.num_targets),
+            loss=float(total) / max(1, self.dump.batch.num_targets),
             grad_norm=grad_norm,
             findings=findings,
             num_micro_batches=shares * -(-facts.num_samples // shares // config.micro_batch_size),
@@ -130,15 +128,15 @@ class Replayer:
         )
 
     def samples(self) -> list[SampleResult]:
-        """Each sample of the step by itself."""
+        """Runs each sample of the step by itself."""
         results = []
         with evaluating(self._model):
-            for number, sample in enumerate(self.bundle.batch.split(1)):
+            for number, sample in enumerate(self.dump.batch.split(1)):
                 targets = max(1, sample.num_targets)
                 loss = self._add(sample.to(self.precision.device), 1 / targets)
                 results.append(
                     SampleResult(
-                        index=self.bundle.about.facts.first_sample + number,
+                        index=self.dump.about.facts.first_sample + number,
                         loss=float(loss) / targets,
                         grad_norm=self._grad_norm(),
                     )
@@ -148,22 +146,22 @@ class Replayer:
 
     def _shares(self) -> list[tuple[Batch, int]]:
         """Those of the run's data-parallel ranks, each with the number of a rank that had it."""
-        layout = self.bundle.about.layout
-        share = self.bundle.about.facts.num_samples // layout["dp"]
+        layout = self.dump.about.layout
+        share = self.dump.about.facts.num_samples // layout["dp"]
         ranks_of_a_share = layout["cp"] * layout["tp"]
         return [
             (batch.to(self.precision.device), number * ranks_of_a_share)
-            for number, batch in enumerate(self.bundle.batch.split(share))
+            for number, batch in enumerate(self.dump.batch.split(share))
         ]
 
     def _findings(self, scale: float) -> list[Finding]:
         findings: list[Finding] = []
-        first_sample = self.bundle.about.facts.first_sample
+        first_sample = self.dump.about.facts.first_sample
         for number, (share, rank) in enumerate(self._shares()):
-            random_states(self.bundle.before, rank).restore()
+            random_states(self.dump.before, rank).restore()
             findings += find_not_finite(
                 self._model,
-                list(share.split(self.bundle.config.micro_batch_size)),
+                list(share.split(self.dump.config.micro_batch_size)),
                 lambda batch: self._add(batch, scale),
                 first_sample=first_sample,
                 share=number,
@@ -179,9 +177,9 @@ class Replayer:
         return total_norm([p.grad for p in self._model.parameters() if p.grad is not None])
 
 
-def agreement(replay: Replay, bundle: StepDump, precision: Precision) -> str:
+def agreement(replay: Replay, dump: StepDump, precision: Precision) -> str:
     """How the replay is as the run was: "exactly", "within N", or empty where it is not."""
-    pairs = [(replay.loss, bundle.about.facts.loss), (replay.grad_norm, bundle.about.facts.grad_norm)]
+    pairs = [(replay.loss, dump.about.facts.loss), (replay.grad_norm, dump.about.facts.grad_norm)]
     if all(now == then or (math.isnan(now) and math.isnan(then)) for now, then in pairs):
         return "exactly"
     allowed = ALLOWED[precision.name]
@@ -196,12 +194,10 @@ def agreement(replay: Replay, bundle: StepDump, precision: Precision) -> str:
 
 
 def open_replayer(folder: Path, *, device: str, precision: PrecisionName | None) -> Replayer:
-    """A bundle's step, ready to run.
+    """Opens a step dump to run its step again.
 
     Raises:
-        CheckpointError: It is no bundle, or damaged.
+        CheckpointError: It is no step dump, or damaged.
         MachineError: The device or the precision is not here.
     """
-    from groundup.train.stability.step_dump import read_dump
-
     return Replayer(read_dump(folder), device=choose_device(device), precision=precision)  # type: ignore[arg-type]

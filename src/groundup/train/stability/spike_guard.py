@@ -1,4 +1,4 @@
-"""The guard: steps whose loss or gradient norm is far above those before them do not change the weights.
+"""The spike guard: finds steps whose loss or gradient norm is far above those before, to leave them out.
 
 Two ways out of loss spikes are known to work. AI2 (``SkipStepOptimizer`` of OLMo-core) leaves out the update
 of a step whose loss or gradient norm is 6 standard deviations above the mean of the last 128. PaLM (Chowdhery
@@ -22,84 +22,76 @@ from groundup.core.errors import TrainingError
 _MAD_TO_SIGMA = 1.4826
 """1 / 0.6745: the MAD of normal numbers times this is their standard deviation."""
 _LEAST_SPREAD = 1e-3
-"""Of the median; so that numbers that hardly differ are no outliers to each other."""
+"""Smallest deviation as a share of the median, so that numbers that hardly differ are no outliers."""
 
 
 @config
 class NoSpikeGuard:
-    """Every step counts, as in any exact reproduction."""
+    """Lets every step count, as in any exact reproduction."""
 
     kind: Literal["none"] = "none"
 
 
 @config
-class SkipGuard:
-    """Leaves out the update of an outlier.
+class SpikeRule:
+    """When a step is an outlier.
 
     Attributes:
-        window: Losses and gradient norms, of the last steps that were none, that a step is compared with.
-        warmup: Steps of these that are needed before any is judged; at most ``window``.
-        loss_deviations: How many standard deviations, estimated from the MAD, above the median is too far.
+        window: How many of the last steps that were no outliers a step is compared with.
+        warmup: How many of these are needed before any step is judged; at most ``window``.
+        loss_deviations: Standard deviations above the median, estimated from the MAD, from which a loss is
+            an outlier.
         grad_norm_deviations: The same for gradient norms, whose tail is heavier: with batches of 1,000 tokens
             of forum posts the largest of 3,000 healthy steps was at 23, the largest loss at 5.
-        patience: So many outliers in a row are no accident, and end the training.
-        bundle: Save each outlier for `groundup replay`; takes 4 bytes a weight on the disk each time.
+        step_dump: Save each outlier for `groundup replay`; takes 4 bytes a weight on the disk each time.
     """
 
-    kind: Literal["skip"] = "skip"
+    kind: str
     window: Positive = 128
     warmup: Positive = 64
     loss_deviations: PositiveFloat = 6.0
     grad_norm_deviations: PositiveFloat = 30.0
-    patience: Positive = 8
-    bundle: bool = False
+    step_dump: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses a rule that could never judge."""
-        _check(self)
+        """Refuses a rule that would never find an outlier."""
+        if self.warmup > self.window:
+            raise ValueError(
+                f"warmup {self.warmup} is more than window {self.window}: no step would be judged"
+            )
 
 
 @config
-class RollbackGuard:
-    """Goes back to a checkpoint, and jumps over the data from there to behind the outlier.
+class SkipGuard(SpikeRule):
+    """Leaves out the update of an outlier.
 
     Attributes:
-        window: See ``SkipGuard``; likewise ``warmup``, the deviations and ``bundle``.
-        warmup: See there.
-        loss_deviations: See there.
-        grad_norm_deviations: See there.
-        back: To the newest checkpoint of at least so many steps before the outlier.
+        patience: Outliers in a row that end the training: so many are no accident.
+    """
+
+    kind: Literal["skip"] = "skip"
+    patience: Positive = 8
+
+
+@config
+class RollbackGuard(SpikeRule):
+    """Goes back to a checkpoint, and skips the data from there up to and with the outlier.
+
+    Attributes:
+        back: Steps before the outlier, at least, of the checkpoint to go back to.
         limit: Rollbacks of a run; the next outlier ends it.
-        bundle: See there.
     """
 
     kind: Literal["rollback"] = "rollback"
-    window: Positive = 128
-    warmup: Positive = 64
-    loss_deviations: PositiveFloat = 6.0
-    grad_norm_deviations: PositiveFloat = 30.0
     back: Positive = 100
     limit: Positive = 10
-    bundle: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuses a rule that could never judge."""
-        _check(self)
-
-
-def _check(guard: SkipGuard | RollbackGuard) -> None:
-    if guard.warmup > guard.window:
-        raise ValueError(f"warmup {guard.warmup} is more than window {guard.window}: no step would be judged")
 
 
 SpikeGuardConfig = Annotated[NoSpikeGuard | SkipGuard | RollbackGuard, ByKind]
 
 
 class SpikeGuard:
-    """Judges steps, and remembers what it judges by; the same on all ranks.
-
-    Args:
-        config: Its rule.
+    """Judges steps by a rolling window of those before, alike on all ranks.
 
     Attributes:
         outliers: One record for each outlier of the run: "step", "samples" (the position in the data of its
@@ -114,23 +106,23 @@ class SpikeGuard:
         self._in_a_row = 0
 
     def reason(self, loss: float, grad_norm: float) -> str:
-        """Why a step is an outlier; empty where it is none."""
+        """Returns why a step is an outlier, or an empty string."""
         config = self.config
         return _reason("loss", loss, self._losses, config.loss_deviations, config.warmup) or _reason(
             "gradient norm", grad_norm, self._grad_norms, config.grad_norm_deviations, config.warmup
         )
 
     def accept(self, loss: float, grad_norm: float) -> None:
-        """Takes in a step that is none."""
+        """Adds a normal step to the rolling window."""
         self._losses.append(loss)
         self._grad_norms.append(grad_norm)
         self._in_a_row = 0
 
     def note(self, *, step: int, samples: int, reason: str, action: str) -> None:
-        """Takes in an outlier.
+        """Records an outlier.
 
         Raises:
-            TrainingError: It is one too many.
+            TrainingError: There were too many.
         """
         self.outliers.append({"step": step, "samples": samples, "reason": reason, "action": action})
         self._in_a_row += 1
@@ -140,27 +132,27 @@ class SpikeGuard:
                 raise TrainingError(
                     f"the last {self._in_a_row} steps were all outliers ({reason}), which is no accident",
                     where=where,
-                    fix="If the data has changed its kind, set guard.kind=none for a while. If the model has"
-                    " diverged, continue from an older checkpoint with a lower optimizer.lr, or with"
-                    " guard.kind=rollback.",
+                    fix="If the data has changed its kind, set spike_guard.kind=none for a while. If the"
+                    " model has diverged, continue from an older checkpoint with a lower optimizer.lr, or"
+                    " with spike_guard.kind=rollback.",
                 )
             case RollbackGuard(limit=limit) if self.num_rollbacks > limit:
                 raise TrainingError(
-                    f"an outlier ({reason}) after guard.limit={limit} rollbacks",
+                    f"an outlier ({reason}) after spike_guard.limit={limit} rollbacks",
                     where=where,
                     fix="Lower optimizer.lr, look at the data (`groundup tokens trace`),"
-                    " or raise guard.limit.",
+                    " or raise spike_guard.limit.",
                 )
             case _:
                 pass
 
     @property
     def num_rollbacks(self) -> int:
-        """Outliers from which the run went back."""
+        """Number of outliers from which the run went back."""
         return sum(outlier["action"] == "rollback" for outlier in self.outliers)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, so that a resumed run judges alike."""
+        """Returns what a checkpoint keeps, so that a resumed run judges alike."""
         return {
             "losses": list(self._losses),
             "grad_norms": list(self._grad_norms),
@@ -169,7 +161,7 @@ class SpikeGuard:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Continues from a checkpoint's state, of another window too."""
+        """Continues from a checkpoint's state; the size of the window may have changed."""
         self._losses = collections.deque(state["losses"], maxlen=self.config.window)
         self._grad_norms = collections.deque(state["grad_norms"], maxlen=self.config.window)
         self._in_a_row = state["in_a_row"]
@@ -177,7 +169,7 @@ class SpikeGuard:
 
 
 def _reason(name: str, value: float, before: collections.deque[float], deviations: float, warmup: int) -> str:
-    """Why a number is an outlier among those before it; empty where it is none."""
+    """Returns why a number is an outlier among those before it, or an empty string."""
     if not math.isfinite(value):
         return f"the {name} is {value}"
     if len(before) < warmup:

@@ -1,4 +1,4 @@
-"""What is done about an outlier of the guard: it is told, kept for a replay, skipped or gone back from."""
+"""Handles a loss spike: logs it, dumps the step on request, then skips the update or rolls back."""
 
 from typing import Literal
 
@@ -13,33 +13,33 @@ from groundup.checkpoint.native.folder import (
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
 from groundup.train.metrics import Metrics
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run
 from groundup.train.stability.spike_guard import RollbackGuard
 from groundup.train.stability.step_dump import StepRecord, write_dump
+from groundup.train.state import RngStates
 from groundup.train.step import StepResult
 
 
 def handle_spike(run: Run, metrics: Metrics, result: StepResult, random: RngStates) -> bool:
-    """Deals with the step just taken, which did not change the weights; all ranks together.
+    """Handles a step that the spike guard flagged and that did not change the weights; collective.
 
     Args:
         run: As the step left it.
         metrics: Of the run.
         result: Of the step.
-        random: This rank's generators before it.
+        random: This rank's generators before the step.
 
     Returns:
         Whether the run went back, so that other samples come next.
 
     Raises:
-        TrainingError: It is one outlier too many, or there is no checkpoint to go back to.
+        TrainingError: There were too many outliers, or there is no checkpoint to go back to.
         MachineError: The disk is full.
     """
-    state, guard = run.state, run.state.guard
+    state, guard = run.state, run.state.spike_guard
     assert guard is not None, "nothing else finds outliers"
     step = state.step
-    facts = StepRecord(
+    record = StepRecord(
         step=step,
         first_sample=result.first_sample,
         num_samples=result.num_samples,
@@ -49,9 +49,9 @@ def handle_spike(run: Run, metrics: Metrics, result: StepResult, random: RngStat
         reason=result.outlier,
     )
     action: Literal["skip", "rollback"] = guard.config.kind
-    if guard.config.bundle:
-        run.heartbeat.record(step, "saving an outlier", is_long=True)
-        logger.warning("step %d is in %s, for `groundup replay`", step, write_dump(run, facts, random))
+    if guard.config.step_dump:
+        run.heartbeat.record(step, "dumping a step", is_long=True)
+        logger.warning("step %d is in %s, for `groundup replay`", step, write_dump(run, record, random))
     if isinstance(guard.config, RollbackGuard):
         run.heartbeat.record(step, "going back", is_long=True)
         _go_back(run, guard.config, step)
@@ -63,8 +63,8 @@ def handle_spike(run: Run, metrics: Metrics, result: StepResult, random: RngStat
         outlier_step=step,
         samples=result.first_sample,
         num_samples=result.num_samples,
-        loss=facts.loss,
-        grad_norm=facts.grad_norm,
+        loss=record.loss,
+        grad_norm=record.grad_norm,
         reason=result.outlier,
         action=action,
     )
@@ -74,13 +74,13 @@ def handle_spike(run: Run, metrics: Metrics, result: StepResult, random: RngStat
     logger.warning(
         "step %d: %s; back to step %d, and on from sample %d", step, result.outlier, state.step, state.samples
     )
-    # In place of what was gone back to: a resumed run goes on from behind the jump.
+    # Replaces the checkpoint that was restored: a resumed run continues after the skipped data.
     run.save(wait=True, replaces=True)
     return True
 
 
 def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
-    """Restores the newest sound checkpoint that is far enough back; the position in the data stays."""
+    """Restores the newest sound checkpoint that is old enough, but not the position in the data."""
     position = run.state.samples
     run.writer.finish()
     target, _ = find_newest(run.checkpoints_dir, run.mesh, last_step=step - config.back)
@@ -88,7 +88,7 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
         raise TrainingError(
             f"there is no sound checkpoint of {config.back} steps before or more to go back to",
             where=f"step {step}",
-            fix="Lower guard.back or checkpoint.interval.",
+            fix="Lower spike_guard.back or checkpoint.interval.",
         )
     run.state.restore(target, run.config, run.mesh)
     run.state.samples = position

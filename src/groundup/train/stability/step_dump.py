@@ -1,8 +1,8 @@
-"""A step on disk, so that it can be run again anywhere: ``groundup replay``.
+"""Step dumps: a step on disk, to be run again anywhere by ``groundup replay``.
 
-A bundle holds the samples of the step and where they came from, the weights as they were before it (a native
-checkpoint without optimizer state, under any layout), the states of all ranks' generators, and what the step
-gave. It needs neither the data nor the run folder.
+A dump holds the samples of the step and where they came from, the weights before it (a native checkpoint
+without optimizer state, under any layout), the RNG states of all ranks, and the outcome. It needs neither
+the data nor the run folder.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ from groundup.core.config import from_dict, to_dict
 from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import FileRecord, describe_files, find_damage, read_manifest, write_manifest
-from groundup.parallel.device import describe
+from groundup.parallel.device import describe_device
 from groundup.tokens.sampling.trace import Piece, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, read_batch
-from groundup.train.rng import RngStates
 from groundup.train.setup import Run
+from groundup.train.state import RngStates
 
 _MANIFEST = "bundle.json"
 _BATCH = "batch.safetensors"
@@ -50,7 +50,7 @@ _AnyFloat = Annotated[
 
 @config
 class StepRecord:
-    """What a step gave.
+    """The outcome of a step.
 
     Attributes:
         step: From 1.
@@ -58,8 +58,8 @@ class StepRecord:
         num_samples: Size of the global batch.
         loss: Mean over its targets.
         grad_norm: Before clipping.
-        loss_scale: By which the loss was multiplied; 1 but for fp16.
-        reason: Why it is worth a look.
+        loss_scale: Factor by which the loss was multiplied; 1 but for fp16.
+        reason: Why the step was dumped.
     """
 
     step: Positive
@@ -139,16 +139,16 @@ class StepDump:
 
 
 def dump_dir(config: TrainConfig, step: int) -> Path:
-    """Where the bundle of a step lies."""
+    """Path of the dump of a step."""
     return config.run_dir / "failures" / f"step-{step}"
 
 
 def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
-    """Saves a step that did not change the weights; all ranks together. Replaces an older one of this step.
+    """Saves a step that did not change the weights, in place of an older dump of it; collective.
 
     Args:
-        run: With the weights, the step and the position of before the step.
-        facts: What the step gave.
+        run: With the weights before the step.
+        facts: Outcome of the step.
         random: This rank's generators before the step.
 
     Raises:
@@ -178,7 +178,7 @@ def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
             problem = str(error)
     if problem := run.mesh.all_gather(problem)[0]:
         raise MachineError(
-            f"the bundle could not be written ({problem})", where=folder, fix="Free some space."
+            f"the step dump could not be written ({problem})", where=folder, fix="Free some space."
         )
     return folder
 
@@ -205,17 +205,17 @@ def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
         sources=sources,
         torch=torch.__version__,
         python=platform.python_version(),
-        device=describe(run.device),
+        device=describe_device(run.device),
     )
     manifest = DumpManifest(files=describe_files(folder, [_BATCH]), about=about)
     write_manifest(folder / _MANIFEST, manifest)
 
 
 def read_dump(folder: Path) -> StepDump:
-    """Opens a bundle.
+    """Opens a step dump.
 
     Raises:
-        CheckpointError: It is none, or damaged.
+        CheckpointError: It is no step dump, or damaged.
     """
     if not (folder / _MANIFEST).is_file():
         raise CheckpointError(
@@ -227,7 +227,7 @@ def read_dump(folder: Path) -> StepDump:
     before = checkpoint_path(folder / _BEFORE, manifest.about.facts.step - 1)
     unlisted = None if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
     if damage := unlisted or find_damage(folder, manifest.files) or find_damaged_checkpoint(before):
-        raise CheckpointError(f"the bundle is damaged: {damage}", where=folder)
+        raise CheckpointError(f"the step dump is damaged: {damage}", where=folder)
     return StepDump(
         folder=folder,
         about=manifest.about,

@@ -1,4 +1,4 @@
-"""The guard: its rule, what becomes of a poisoned window, and that a resumed run decides alike."""
+"""The spike guard: its rule, what becomes of a poisoned window, and that a resumed run decides alike."""
 
 import dataclasses
 import math
@@ -19,10 +19,10 @@ from groundup.train.stability.step_dump import read_dump
 from tests.poisoned import poisoned, reading, without
 from tests.runs import losses, make_config, make_data, run
 
-RULE = ("guard.window=8", "guard.warmup=6", "guard.grad_norm_deviations=50")
+RULE = ("spike_guard.window=8", "spike_guard.warmup=6", "spike_guard.grad_norm_deviations=50")
 BASE = ("num_steps=30", "schedule_steps=30", "optimizer.lr=1e-2", "checkpoint.interval=5", *RULE)
-SKIP = (*BASE, "guard.kind=skip")
-ROLLBACK = (*BASE, "guard.kind=rollback", "guard.back=6")
+SKIP = (*BASE, "spike_guard.kind=skip")
+ROLLBACK = (*BASE, "spike_guard.kind=rollback", "spike_guard.back=6")
 POISON = (100, 104)
 """Of four samples a step: the 26th."""
 
@@ -101,7 +101,7 @@ def test_too_many_in_a_row_end_the_training():
 def test_rollbacks_have_a_limit():
     guard = SpikeGuard(RollbackGuard(limit=1))
     guard.note(step=1, samples=0, reason="high", action="rollback")
-    with pytest.raises(TrainingError, match=r"after guard\.limit=1 rollbacks"):
+    with pytest.raises(TrainingError, match=r"after spike_guard\.limit=1 rollbacks"):
         guard.note(step=2, samples=0, reason="high", action="rollback")
 
 
@@ -160,7 +160,7 @@ def test_a_rollback_jumps_over_the_window_as_a_run_without_it_would(data, tmp_pa
     assert equal(weights(tmp_path / "back", 30), weights(tmp_path / "never", 30))
     state = read_checkpoint_manifest(checkpoint_path(tmp_path / "back/checkpoints", 30)).counts
     assert state.samples == 30 * 4 + 24
-    assert [(one["step"], one["action"]) for one in state.guard["outliers"]] == [(26, "rollback")]
+    assert [(one["step"], one["action"]) for one in state.spike_guard["outliers"]] == [(26, "rollback")]
 
 
 @pytest.mark.parametrize("stop_at", [23, 25], ids=["behind-the-rollback", "before-it"])
@@ -171,7 +171,7 @@ def test_a_run_that_is_stopped_around_a_rollback_decides_alike(data, tmp_path, s
 
     def stop(run_):
         visits.append(run_.state.step)
-        gone_back = len(run_.state.guard.outliers)
+        gone_back = len(run_.state.spike_guard.outliers)
         if run_.state.step == stop_at and gone_back == (stop_at == 23):
             raise KeyboardInterrupt
         return ""
@@ -191,7 +191,7 @@ def test_a_run_that_is_stopped_around_a_rollback_decides_alike(data, tmp_path, s
 def test_a_checkpoint_that_is_far_enough_back_is_kept(data, tmp_path, back, kept):
     """Even the one of the beginning; and not one that is farther than need be."""
     with reading(poisoned(*POISON)):
-        records = run(make_config(data, tmp_path / "run", *ROLLBACK, f"guard.back={back}"))
+        records = run(make_config(data, tmp_path / "run", *ROLLBACK, f"spike_guard.back={back}"))
     assert outliers(records)[0]["step"] == kept
     steps = [step_of(folder) for folder in list_checkpoints(tmp_path / "run/checkpoints")]
     assert steps[0] == max(0, (31 - back) // 5 * 5)
@@ -202,7 +202,7 @@ def test_a_checkpoint_to_go_back_to_outlives_those_that_are_stopped_for(data, tm
     config = make_config(data, tmp_path / "run", *ROLLBACK, "sample.interval=1", "checkpoint.keep_last=1")
 
     def stop(run_):
-        if run_.state.step in (22, 24) and not run_.state.guard.outliers:
+        if run_.state.step in (22, 24) and not run_.state.spike_guard.outliers:
             os.kill(os.getpid(), signal.SIGINT)
         return ""
 
@@ -230,15 +230,15 @@ def test_what_is_not_finite_is_skipped_too(data, tmp_path):
     assert sorted(losses(records)) == [1, 2, 3, 5, 6]
 
 
-def test_the_bundle_of_an_outlier_can_be_replayed(data, tmp_path):
-    settings = (*SKIP, "guard.bundle=true", "model.dropout=0.1", "num_steps=27")
+def test_the_dump_of_an_outlier_can_be_replayed(data, tmp_path):
+    settings = (*SKIP, "spike_guard.step_dump=true", "model.dropout=0.1", "num_steps=27")
     with reading(poisoned(*POISON)):
         run(make_config(data, tmp_path / "run", *settings))
     folder = tmp_path / "run/failures/step-26"
     assert "standard deviations above" in read_dump(folder).about.facts.reason
     replayer = open_replayer(folder, device="cpu", precision=None)
     result = replayer.run()
-    assert agreement(result, replayer.bundle, replayer.precision) == "exactly"
+    assert agreement(result, replayer.dump, replayer.precision) == "exactly"
     assert result.findings == []
     assert [sample.index for sample in replayer.samples()] == [100, 101, 102, 103]
 
@@ -246,9 +246,9 @@ def test_the_bundle_of_an_outlier_can_be_replayed(data, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (("guard.kind=skip", "guard.warmup=200"), "warmup 200 is more than window 128"),
-        (("guard.kind=rollback", "data.order=megatron"), "rollback needs data.order"),
-        (("guard.kind=skip", "guard.back=5"), "unknown key guard.back"),
+        (("spike_guard.kind=skip", "spike_guard.warmup=200"), "warmup 200 is more than window 128"),
+        (("spike_guard.kind=rollback", "data.order=megatron"), "rollback needs data.order"),
+        (("spike_guard.kind=skip", "spike_guard.back=5"), "unknown key spike_guard.back"),
     ],
 )
 def test_a_guard_that_cannot_work_is_refused(data, tmp_path, overrides, expected):

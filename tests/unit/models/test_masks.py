@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from groundup.models import document_mask as module
-from groundup.models.document_mask import (
+from groundup.models import masks as module
+from groundup.models.masks import (
     DenseMask,
     DocumentBlocks,
     DocumentOffsets,

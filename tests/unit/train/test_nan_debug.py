@@ -1,4 +1,4 @@
-"""Steps that are not finite: the message names module, samples and bundle; the bundle runs elsewhere."""
+"""Steps that are not finite: the message names module, samples and step dump, which runs elsewhere."""
 
 import math
 import shutil
@@ -11,11 +11,11 @@ from torch import nn
 from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, TrainingError
 from groundup.core.files import read_json, write_json
-from groundup.parallel.precision import Precision
+from groundup.parallel.device import Precision
 from groundup.tokens.sampling.trace import trace_sample
 from groundup.train.data_loader import Batch
 from groundup.train.setup import build_run
-from groundup.train.stability.nan_search import find_not_finite
+from groundup.train.stability.nan_debug import find_not_finite
 from groundup.train.stability.replay import agreement, open_replayer
 from groundup.train.stability.step_dump import read_dump
 from groundup.train.step import NotFinite
@@ -143,12 +143,12 @@ def test_a_norm_that_alone_overflows_is_told_from_numbers_that_do(data, tmp_path
     assert "their sum or the norm overflows" in message
     replayer = open_replayer(tmp_path / "run/failures/step-3", device="cpu", precision=None)
     result = replayer.run()
-    assert agreement(result, replayer.bundle, replayer.precision) == "exactly"
+    assert agreement(result, replayer.dump, replayer.precision) == "exactly"
     assert "e+2" in result.largest_gradient
     assert "in head.weight" in result.largest_weight
 
 
-def test_a_bundle_holds_the_samples_their_origins_and_the_weights_before(data, tmp_path):
+def test_a_step_dump_holds_the_samples_their_origins_and_the_weights_before(data, tmp_path):
     kept = {}
 
     def spoil(model):
@@ -157,14 +157,14 @@ def test_a_bundle_holds_the_samples_their_origins_and_the_weights_before(data, t
 
     config = config_of(data, tmp_path / "run")
     fail(config, spoil)
-    bundle = read_dump(tmp_path / "run/failures/step-3")
+    dump = read_dump(tmp_path / "run/failures/step-3")
     samples = build_run(make_config(data, tmp_path / "look")).training
-    assert bundle.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
-    for row, documents in enumerate(bundle.about.sources):
+    assert dump.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
+    for row, documents in enumerate(dump.about.sources):
         pieces = trace_sample(samples, 8 + row)
         assert [one["document"] for one in documents] == [piece.document for piece in pieces]
-    assert bundle.config == config
-    replayer = open_replayer(bundle.folder, device="cpu", precision=None)
+    assert dump.config == config
+    replayer = open_replayer(dump.folder, device="cpu", precision=None)
     for name, parameter in replayer._model.named_parameters():
         assert torch.equal(parameter.nan_to_num(7), kept[name].nan_to_num(7)), name
 
@@ -183,7 +183,7 @@ def test_a_step_that_gives_something_else_is_told_and_fails(data, tmp_path, caps
     assert "NOT the same" in capsys.readouterr().out
 
 
-def test_a_damaged_bundle_or_none_is_refused(data, tmp_path):
+def test_a_damaged_step_dump_or_none_is_refused(data, tmp_path):
     def spoil(model):
         model.norm.bias[0] = math.nan
 
@@ -192,7 +192,7 @@ def test_a_damaged_bundle_or_none_is_refused(data, tmp_path):
     fail(config_of(data, tmp_path / "run"), spoil)
     batch = tmp_path / "run/failures/step-3/batch.safetensors"
     batch.write_bytes(batch.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match=r"the bundle is damaged: batch\.safetensors has"):
+    with pytest.raises(CheckpointError, match=r"the step dump is damaged: batch\.safetensors has"):
         groundup(["replay", str(batch.parent)])
     manifest = batch.parent / "bundle.json"
     write_json(manifest, read_json(manifest) | {"files": {}})

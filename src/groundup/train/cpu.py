@@ -1,12 +1,14 @@
-"""How many threads compute a step on a CPU: tried in the first steps, and again when steps change speed.
+"""Training on a CPU: the number of threads, tried in the first steps and again when steps change speed.
 
 Small models are quicker with fewer threads than there are cores, and so is any model beside busy processes:
-at the end of each parallel loop all threads wait for the one whose core has been taken.
+at the end of each parallel loop all threads wait for the slowest. And glibc's allocator.
 """
 
 import contextlib
+import ctypes
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -18,19 +20,22 @@ from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 
 _TURN_SECONDS = 0.05
-"""Of steps with one number of threads before it is the other's turn: some slices of the scheduler's."""
+"""Time with one number of threads before it is the other's turn: some slices of the OS scheduler."""
 _TURNS = 5
 _CLEAR = 1.15
-"""Fewer turns are enough where each of one took longer than each of the other by this factor."""
+"""A comparison ends early where each turn of one took longer than each of the other by this factor."""
 _GAIN = 1.03
-"""A change of threads is worth at least this."""
+"""A change of threads must make steps faster by this factor."""
 _LONGEST_STEP = 5.0
-"""Steps of more seconds are left as they are: little of them is waiting, and trials would take minutes."""
+"""Longer steps, in seconds, are not tuned: they wait little, and trials would take minutes."""
 _WINDOW_SECONDS, _WINDOW_STEPS = 2.0, 5
 _CHANGE = 1.3
 """Steps that take longer or shorter by this factor are a reason to try again."""
 _TELL = 1.5
 _SECONDS_BETWEEN_TRIALS = 10.0
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+"""Parameters of glibc's mallopt."""
 
 T = TypeVar("T")
 _Trying = Generator[int, float, T]
@@ -40,16 +45,10 @@ _Trying = Generator[int, float, T]
 def counts_to_try(
     config: TrainConfig, mesh: ParallelMesh, *, present: int, environment: Mapping[str, str] = os.environ
 ) -> tuple[int, ...]:
-    """Numbers of threads, falling; only the present one where there is nothing to choose.
+    """Returns numbers of threads to try, falling; ``present`` alone where there is nothing to choose.
 
-    Other threads sum in another order, so that a deterministic run keeps its number; so do a run whose
-    number was given, and ranks, which have their share of the cores.
-
-    Args:
-        config: Of the run.
-        mesh: This rank among the others.
-        present: PyTorch's number.
-        environment: Variables of the process.
+    Another number sums in another order, so that a deterministic run keeps its own; so do a run whose number
+    was given, and ranks, which share the cores.
     """
     names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     given = config.threads > 0 or not environment.keys().isdisjoint(names)
@@ -59,9 +58,9 @@ def counts_to_try(
 
 
 class Threads:
-    """Chooses among numbers of threads while steps are made; leaving its block restores the first.
+    """Chooses among numbers of threads while a run trains; leaving its block restores the first.
 
-    Entered again, it takes up the number that it left.
+    Entered again, it continues with the number that it had chosen.
 
     Args:
         counts: As ``counts_to_try`` gives them.
@@ -96,7 +95,7 @@ class Threads:
 
     @contextlib.contextmanager
     def step(self, num_samples: int) -> Iterator[None]:
-        """Around each step: takes its time, and sets the number of threads of the next."""
+        """Measures a step, and sets the number of threads of the next."""
         began = self._clock()
         yield
         if len(self._counts) > 1:
@@ -128,7 +127,7 @@ class Threads:
             self._tell(self._seconds[before] / reference, chosen=chosen, is_change=chosen != before)
 
     def _climb(self, index: int) -> _Trying[int]:
-        """From one number to its neighbours, as long as that makes steps quicker."""
+        """Moves from one number to its neighbours as long as steps become faster."""
         self._trial_began = self._clock()
         self._seconds = {}
         for direction in (1, -1):
@@ -145,7 +144,7 @@ class Threads:
         return index
 
     def _compare(self, present: int, other: int) -> _Trying[None]:
-        """Median seconds a sample of two numbers, which take turns."""
+        """Measures the median seconds a sample of two numbers, which take turns."""
         for count in (other, present):
             yield count  # not counted: threads and kernels are made
         turns: dict[int, list[float]] = {present: [], other: []}
@@ -158,7 +157,7 @@ class Threads:
         self._seconds |= {count: statistics.median(found) for count, found in turns.items()}
 
     def _turn(self, count: int, *, seconds: float = _TURN_SECONDS, steps: int = 1) -> _Trying[float]:
-        """Mean seconds a sample of so many steps at least, and of so long."""
+        """Returns the mean seconds a sample of at least so many steps and seconds."""
         found: list[float] = []
         passed = 0.0
         while passed < seconds or len(found) < steps:
@@ -167,7 +166,7 @@ class Threads:
         return statistics.fmean(found)
 
     def _watch(self, count: int, reference: float) -> _Trying[None]:
-        """Until steps take longer or shorter than they did."""
+        """Returns when steps have become slower or faster."""
         rest = max(_SECONDS_BETWEEN_TRIALS, 10 * (self._trial_ended - self._trial_began))
         while True:
             found = yield from self._turn(count, seconds=_WINDOW_SECONDS, steps=_WINDOW_STEPS)
@@ -187,3 +186,18 @@ class Threads:
             how = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times shorter than"
             load = f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
             logger.info("steps take %s before (%s); %s", how, load, self._outcome(chosen))
+
+
+def keep_freed_memory() -> bool:
+    """Tells glibc to keep large freed blocks for the next step instead of returning them to the system.
+
+    By default each activation is mapped and unmapped anew, and the kernel clears its pages each time:
+    about half of the time of a training step on a CPU (see ``docs/LOG.md``). Returns whether
+    the C library took the setting; others than glibc have no such setting, and need none.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))

@@ -9,7 +9,7 @@ import torch
 from groundup.core.log import also_to_file
 from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
-from groundup.train.threads import Threads, counts_to_try
+from groundup.train.cpu import Threads, counts_to_try
 from tests.runs import make_config, make_data, run
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from groundup.train import bf16_adamw
-from groundup.train.bf16_adamw import RoundedAdamW, round_stochastically_
+from groundup.train import adamw
+from groundup.train.adamw import RoundedAdamW, round_stochastically_
 from tests.runs import losses, make_config, make_data, run
 
 BETAS = (0.9, 0.999)
@@ -63,7 +63,7 @@ def test_a_second_moment_decays_where_rounding_to_the_nearest_would_hold_it():
 
 @pytest.mark.parametrize("bucket", [1 << 20, 300])
 def test_updates_are_those_of_torch_but_for_rounding(monkeypatch, bucket):
-    monkeypatch.setitem(bf16_adamw._BUCKET, "cpu", bucket)  # 300: several pieces of one parameter
+    monkeypatch.setitem(adamw._BUCKET, "cpu", bucket)  # 300: several pieces of one parameter
     ours, generator = a_parameter()
     theirs = nn.Parameter(ours.detach().clone())
     settings = {"lr": 1e-2, "betas": BETAS, "eps": 1e-8}

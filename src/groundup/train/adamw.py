@@ -1,4 +1,4 @@
-"""AdamW whose two moments are kept in bf16: half of the optimizer's memory, with PyTorch's own arithmetic.
+"""AdamW: PyTorch's, or ours with its two moments in bf16: half of the optimizer's memory.
 
 bf16 has 8 significant bits. A moment that moves by less than 2^-9 of itself a step would, rounded to the
 nearest, never move at all: with beta2 = 0.999 a second moment could only grow. So it is rounded up or down
@@ -7,23 +7,65 @@ the betas. DeepSeek-V3 keeps both moments in bf16 (2024, arXiv:2412.19437, secti
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from groundup.core.config import config
+from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
 from groundup.parallel.dtensor import local
 
 _BUCKET = {"cpu": 1 << 20, "cuda": 1 << 25}
-"""Numbers whose moments are in fp32 at a time: as many as caches hold, or as keep a GPU busy."""
+"""Numbers whose moments are widened at a time: as many as caches hold, or as keep a GPU busy."""
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@config
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101).
+
+    Attributes:
+        lr: Peak learning rate.
+        beta1: Decay of the first moment.
+        beta2: Decay of the second moment.
+        eps: Added to the root of the second moment.
+        weight_decay: On tensors of 2 or more dimensions only.
+        state_dtype: Of the two moments; bf16 halves their memory, see ``RoundedAdamW``.
+    """
+
+    kind: Literal["adamw"] = "adamw"
+    lr: PositiveFloat = 6e-4
+    beta1: Probability = 0.9
+    beta2: Probability = 0.95
+    eps: NotNegativeFloat = 1e-8
+    weight_decay: NotNegativeFloat = 0.1
+    state_dtype: Literal["fp32", "bf16"] = "fp32"
+
+    def build(self, parameters: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
+        """PyTorch's optimizer for these parameters."""
+        tensors = list(parameters.values())
+        groups = [
+            {"params": [one for one in tensors if one.ndim >= 2], "weight_decay": self.weight_decay},
+            {"params": [one for one in tensors if one.ndim < 2], "weight_decay": 0.0},
+        ]
+        groups = [group for group in groups if group["params"]]
+        betas = (self.beta1, self.beta2)
+        if self.state_dtype == "bf16":
+            return [RoundedAdamW(groups, lr=self.lr, betas=betas, eps=self.eps)]
+        fused = all(tensor.device.type in ("cpu", "cuda") for tensor in tensors)
+        return [torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, fused=fused)]
+
+    def state_of(self, name: str, parameter: Tensor) -> dict[str, torch.dtype]:
+        """Tensors of the parameter's shape that are kept of it, by entry, and their dtypes."""
+        return dict.fromkeys(_MOMENTS, torch.bfloat16 if self.state_dtype == "bf16" else parameter.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """Some neighbouring numbers of a parameter, each tensor flat; ``step`` is a copy."""
+    """A flat range of a parameter, its gradient and its moments; ``step`` is a copy."""
 
     parameter: Tensor
     gradient: Tensor
@@ -34,18 +76,10 @@ class _Piece:
 class RoundedAdamW(torch.optim.Optimizer):
     """``torch.optim.AdamW``, fused, with moments in bf16; weights and gradients are fp32.
 
-    Each step some numbers' moments at a time are widened to fp32, updated by PyTorch's kernel, and rounded.
-    The chance of a rounding is a hash of the number and the step: no generator's state is needed, a resumed
-    run draws the same, and so do ranks that hold the same parameter.
-
-    Args:
-        groups: As of ``torch.optim.AdamW``.
-        lr: Learning rate.
-        betas: Decay of the moments.
-        eps: Added to the root of the second moment.
+    Each step widens the moments of a bucket of numbers to fp32, updates them by PyTorch's kernel, and rounds
+    them. The direction of a rounding is a hash of the number and the step: it needs no RNG state, and is the
+    same in a resumed run and on ranks that hold the same parameter.
     """
-
-    state_dtype = torch.bfloat16
 
     def __init__(
         self, groups: list[dict[str, Any]], *, lr: float, betas: tuple[float, float], eps: float
@@ -68,7 +102,7 @@ class RoundedAdamW(torch.optim.Optimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in _MOMENTS:
-                state[name] = torch.zeros_like(parameter, dtype=self.state_dtype)
+                state[name] = torch.zeros_like(parameter, dtype=torch.bfloat16)
         assert parameter.grad is not None, "others were left out"
         tensors = (parameter, parameter.grad, *(state[name] for name in _MOMENTS))
         flat = [local(tensor).view(-1).split(_BUCKET[parameter.device.type]) for tensor in tensors]
@@ -127,7 +161,7 @@ def round_stochastically_(values: Tensor, step: Tensor) -> None:
 
 
 def _buckets(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that are worked on together."""
+    """Yields the pieces that are updated together."""
     bucket: list[_Piece] = []
     count = 0
     for piece in pieces:
