@@ -7,7 +7,7 @@ import torch
 
 from groundup.checkpoint.companions import read_companions, require_agreement
 from groundup.checkpoint.finite import require_finite
-from groundup.checkpoint.huggingface.weights import bos_ids, is_huggingface, open_huggingface
+from groundup.checkpoint.huggingface.weights import is_huggingface, open_huggingface
 from groundup.checkpoint.lazy import LazyModel, load
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.megatron.ranks import is_megatron
@@ -15,6 +15,7 @@ from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import open_native
 from groundup.core.errors import CheckpointError
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_folder
 
 

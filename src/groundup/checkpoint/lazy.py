@@ -17,7 +17,6 @@ from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.checkpoint.vocab_padding import logical, logical_weights, misfits, physical
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig, build_model
-from groundup.models.gpt2 import GPT2Config
 from groundup.tokens.tokenizer.base import Tokenizer
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -164,18 +163,6 @@ def without_moments(stored: LazyModel) -> LazyModel:
     return dataclasses.replace(stored, moments={})
 
 
-def with_biases(stored: LazyModel) -> LazyModel:
-    """The same model with biases, for formats that know no other: a GPT-2 without gets zeros."""
-    if not isinstance(stored.config, GPT2Config) or stored.config.bias:
-        return stored
-    config = dataclasses.replace(stored.config, bias=True)
-    weights = {
-        name: stored.weights.get(name) or in_memory(torch.zeros(shape, dtype=_dtype_of(stored)))
-        for name, shape in logical_shapes(config).items()
-    }
-    return dataclasses.replace(stored, config=config, weights=weights)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rounded:
     name: str
@@ -195,7 +182,3 @@ class _Rounded:
                 fix="Convert an earlier checkpoint." if fits else "Convert as float32 or bfloat16.",
             )
         return rounded
-
-
-def _dtype_of(stored: LazyModel) -> torch.dtype:
-    return next(iter(stored.weights.values())).dtype

@@ -58,7 +58,7 @@ def convert(
         ema: Write the average of the weights that a run with ema.decay keeps; without moments.
     """
     from groundup.checkpoint.formats import open_lazy
-    from groundup.checkpoint.huggingface.shard_sizes import parse_sharding
+    from groundup.checkpoint.huggingface.weight_files import parse_sharding
     from groundup.checkpoint.huggingface.weights import write_stored
     from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments
     from groundup.checkpoint.megatron.write import write_megatron

@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groundup.checkpoint.families import family_of, with_biases
 from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.huggingface.shard_sizes import Sharding
+from groundup.checkpoint.huggingface.weight_files import Sharding
 from groundup.checkpoint.huggingface.weights import is_huggingface, write_stored
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_dtype, with_biases, without_moments
-from groundup.checkpoint.megatron.padded_vocab import padded_rows
-from groundup.checkpoint.megatron.parameter_names import Naming
-from groundup.checkpoint.megatron.rope_args import why_not_legacy
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_dtype, without_moments
+from groundup.checkpoint.megatron.args import padded_rows
+from groundup.checkpoint.megatron.optimizer import why_without_moments
+from groundup.checkpoint.megatron.parameters import Naming
 from groundup.checkpoint.megatron.write import require_divides, write_megatron
-from groundup.checkpoint.megatron.write_optimizer import why_without_moments
 from groundup.checkpoint.native.model import write_native
 from groundup.checkpoint.parity import TOLERANCE, Parity, Reference
 from groundup.core.errors import ConfigError, GroundupError
@@ -174,7 +174,7 @@ def _circle(stored: LazyModel, original: Reference, scratch: Path, on_write: OnW
     """From Hugging Face's format to ours, to Megatron-LM's, and back: the last file must be the first."""
     tp, pp = largest_degrees(stored.config)
     name = f"hf > native > megatron {tp}x{pp} > native > hf"
-    naming: Naming = "core" if why_not_legacy(stored.config) else "legacy"
+    naming: Naming = "core" if family_of(stored.config).megatron.why_not_legacy(stored.config) else "legacy"
     steps: tuple[Callable[..., object], ...] = (
         write_native,
         partial(write_megatron, tp=tp, pp=pp, naming=naming),

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
-from groundup.checkpoint.huggingface.shard_sizes import Sharding, parse_sharding
+from groundup.checkpoint.families import family_of
+from groundup.checkpoint.families.gpt2_family import NAMES
+from groundup.checkpoint.families.name_rules import rules_for, to_ours, to_theirs
+from groundup.checkpoint.huggingface.weight_files import Sharding, parse_sharding
 from groundup.checkpoint.huggingface.weights import (
     open_huggingface,
     read_huggingface,
@@ -198,7 +200,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped-tied"])
 def test_every_parameter_has_a_rule(name: str) -> None:
     ours = logical_weights(tiny_model(name).model, MODELS[name])
-    rules = GPT2_RULES if name == "gpt2" else LLAMA_RULES
+    rules = family_of(MODELS[name]).huggingface.names
     covered = [part for rule in rules_for(rules, list(ours)) for part in rule.ours]
     assert sorted(covered) == sorted(ours)
     with pytest.raises(KeyError, match=r"no rule for parameter 'layers\.0\.mystery'"):
@@ -215,10 +217,10 @@ def test_joined_and_transposed_tensors_come_back(heads: int, width: int, seed: i
         for part in ("wq", "wk", "wv")
         for kind, shape in (("weight", (rows, width)), ("bias", (rows,)))
     }
-    theirs = dict(to_theirs(GPT2_RULES, {name: in_memory(tensor) for name, tensor in ours.items()}))
+    theirs = dict(to_theirs(NAMES, {name: in_memory(tensor) for name, tensor in ours.items()}))
     assert theirs["transformer.h.7.attn.c_attn.weight"].shape == (width, 3 * rows)
     back: dict[str, LazyTensor] = {}
-    for rule in rules_for(GPT2_RULES, list(ours)):
+    for rule in rules_for(NAMES, list(ours)):
         stored = theirs[rule.theirs]
         assert stored.read().shape == stored.shape
         back.update(to_ours(rule, in_memory(stored.read()), [rows] * 3))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface.shard_sizes import Sharding
+from groundup.checkpoint.huggingface.weight_files import Sharding
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface, write_stored
 from groundup.checkpoint.lazy import stored_of
 from groundup.checkpoint.parity import compare

@@ -1,7 +1,6 @@
 """Hugging Face folders: GPT-2 and Llama models as ``transformers`` saves and loads them."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,17 +8,10 @@ import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
 from groundup.checkpoint.export import Check, export_folder
+from groundup.checkpoint.families import family_of, with_biases
+from groundup.checkpoint.families.name_rules import rules_for, to_ours, to_theirs
 from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
-from groundup.checkpoint.huggingface.names import (
-    GPT2_RULES,
-    LLAMA_RULES,
-    NameRule,
-    rules_for,
-    to_ours,
-    to_theirs,
-)
-from groundup.checkpoint.huggingface.shard_sizes import ONE_FILE, Sharding
-from groundup.checkpoint.huggingface.weight_files import stored_tensors, write_shards
+from groundup.checkpoint.huggingface.weight_files import ONE_FILE, Sharding, stored_tensors, write_shards
 from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import (
     DtypeName,
@@ -30,15 +22,14 @@ from groundup.checkpoint.lazy import (
     logical_shapes,
     stored_of,
     torch_dtype,
-    with_biases,
 )
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
-from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _HEAD = "lm_head.weight"
@@ -84,7 +75,7 @@ def write_stored(
     """
     stored = with_biases(stored)
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
-    tensors = dict(to_theirs(_rules_of(stored.config), weights))
+    tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
     about = {"format": "huggingface", "dtype": dtype}
@@ -146,10 +137,6 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _rules_of(config: ModelConfig) -> tuple[NameRule, ...]:
-    return LLAMA_RULES if isinstance(config, LlamaConfig) else GPT2_RULES
-
-
 def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folder: Path) -> ModelConfig:
     """The config, untied where the folder has a head of its own beside ``tie_word_embeddings``.
 
@@ -173,7 +160,7 @@ def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folde
 
 def _weights(folder: Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
     rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
-    by_name = {rule.theirs: rule for rule in rules_for(_rules_of(config), list(rows))}
+    by_name = {rule.theirs: rule for rule in rules_for(family_of(config).huggingface.names, list(rows))}
     canonical = {_base_name(name): name for name in by_name}
     weights: dict[str, LazyTensor] = {}
     found: set[str] = set()
@@ -205,13 +192,3 @@ def _base_name(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
-
-
-def bos_ids(folder: Path) -> tuple[int, ...]:
-    """What the tokenizer's own post-processing puts before a text; read off the empty text."""
-    import tokenizers
-
-    path = folder / "tokenizer.json"
-    if not path.is_file() or not json.loads(path.read_bytes()).get("post_processor"):
-        return ()
-    return tuple(tokenizers.Tokenizer.from_file(str(path)).encode("").ids)

@@ -7,11 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.huggingface.names import NameRule, rules_for
+from groundup.checkpoint.families.name_rules import NameRule, rules_for
 from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import LazyTensor, logical_shapes
-from groundup.checkpoint.megatron.parameter_names import HEAD, layer_of, rules, with_layer
-from groundup.checkpoint.megatron.tensor_layout import Packing, fused_shape, split_dim
+from groundup.checkpoint.megatron.parameters import (
+    HEAD,
+    Packing,
+    fused_shape,
+    layer_of,
+    rules,
+    split_dim,
+    with_layer,
+)
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
 

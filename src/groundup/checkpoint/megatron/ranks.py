@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.megatron.args_in_file import args_in, require_number
+from groundup.checkpoint.megatron.args import args_in, require_number
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
 

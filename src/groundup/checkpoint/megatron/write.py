@@ -10,37 +10,38 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.export import Check, export_folder
-from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes, with_biases
-from groundup.checkpoint.megatron.args import args_of
-from groundup.checkpoint.megatron.optimizer import ENTRIES
-from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
-from groundup.checkpoint.megatron.parameter_names import (
-    EMBEDDING,
-    HEAD,
-    Naming,
-    layer_of,
-    nested,
-    renamed,
-    rules,
-    with_layer,
-)
-from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
-from groundup.checkpoint.megatron.rope_args import require_rope
-from groundup.checkpoint.megatron.tensor_layout import CURRENT_VERSION, Packing, fused_shape, split_dim
-from groundup.checkpoint.megatron.tokenizer import FOLDER
-from groundup.checkpoint.megatron.write_optimizer import (
+from groundup.checkpoint.families import family_of, with_biases
+from groundup.checkpoint.families.name_rules import NameRule, rules_for
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes
+from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, args_of, padded_rows
+from groundup.checkpoint.megatron.optimizer import (
+    ENTRIES,
     adam_args,
     optimizer_entry,
     scheduler_entry,
     why_without_moments,
 )
+from groundup.checkpoint.megatron.parameters import (
+    CURRENT_VERSION,
+    EMBEDDING,
+    HEAD,
+    Naming,
+    Packing,
+    fused_shape,
+    layer_of,
+    nested,
+    renamed,
+    rules,
+    split_dim,
+    with_layer,
+)
+from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
+from groundup.checkpoint.megatron.read import TOKENIZER
 from groundup.checkpoint.native.safetensors import bytes_of
 from groundup.checkpoint.safe_pickle.unpickle import storage_offsets
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
-from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT
 
 _MASTERS = "masters"
@@ -86,7 +87,7 @@ def write_megatron(
     stored = with_biases(stored)
     config = stored.config
     require_divides(config, tp=tp, pp=pp)
-    require_rope(config, naming)
+    _require_known(config, naming)
     multiple = int(stored.megatron_args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE)
     rows = padded_rows(config.vocab_size, tp, multiple)
     dtype = next(iter(stored.weights.values())).dtype
@@ -129,8 +130,8 @@ def write_megatron(
                 content["opt_param_scheduler"] = scheduler_entry(stored, adam)
             _save(path, content, tell)
         (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
-        stored.tokenizer.save(temporary / FOLDER)
-        stored.companions.write(temporary / FOLDER)
+        stored.tokenizer.save(temporary / TOKENIZER)
+        stored.companions.write(temporary / TOKENIZER)
     return folder / name
 
 
@@ -149,6 +150,12 @@ def require_divides(config: ModelConfig, *, tp: int, pp: int) -> None:
     problems += [f"--pp {pp} does not divide {config.num_layers} layers"] if config.num_layers % pp else []
     if problems:
         raise ConfigError("; ".join(problems), where="command line", fix="Choose divisors of these.")
+
+
+def _require_known(config: ModelConfig, naming: Naming) -> None:
+    """Refuses a model of which the Megatron-LM of these names would compute something else without a word."""
+    if naming == "legacy" and (reason := family_of(config).megatron.why_not_legacy(config)):
+        raise ConfigError(reason, where="command line", fix="Write the newer names: --names core.")
 
 
 def _defaults(stored: LazyModel) -> dict[str, Any]:
@@ -214,7 +221,7 @@ def _share(
     """What one rank holds, by their names."""
     shapes = logical_shapes(config)
     per_stage = config.num_layers // pp
-    rms_norm = isinstance(config, LlamaConfig)
+    rms_norm = family_of(config).megatron.rms_norm
     ruled = rules_for(rules(config), list(shapes))
     if config.tied_embedding and pp > 1:  # the last stage has a copy of the embedding
         ruled.append(NameRule(HEAD, ("embed.tokens.weight",)))

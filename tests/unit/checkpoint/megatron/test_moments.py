@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.megatron.parameter_names import Naming
+from groundup.checkpoint.megatron.parameters import Naming
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.core.errors import CheckpointError

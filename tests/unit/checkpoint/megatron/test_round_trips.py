@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groundup.checkpoint.families.name_rules import rules_for
 from groundup.checkpoint.formats import open_model
-from groundup.checkpoint.huggingface.names import rules_for
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_stored
 from groundup.checkpoint.lazy import (
     DtypeName,
@@ -19,10 +19,9 @@ from groundup.checkpoint.lazy import (
     stored_of,
     torch_dtype,
 )
-from groundup.checkpoint.megatron.padded_vocab import padded_rows, true_vocab_size
-from groundup.checkpoint.megatron.parameter_names import Naming, rules
+from groundup.checkpoint.megatron.args import padded_rows, true_vocab_size
+from groundup.checkpoint.megatron.parameters import Naming, Packing, rules
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.tensor_layout import Packing
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.checkpoint.parity import compare

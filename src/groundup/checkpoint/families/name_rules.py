@@ -1,4 +1,4 @@
-"""Names and shapes of weights in Hugging Face's models and in ours: one table, read in both directions.
+"""Names and shapes of weights in another format and in ours: rules that are read in both directions.
 
 A rule covers one tensor of theirs: it is one or several of ours joined along their first dimension
 (the output features), perhaps transposed. ``*`` stands for a layer number.
@@ -27,53 +27,6 @@ class NameRule:
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-
-
-def _linear(theirs: str, *ours: str) -> tuple[NameRule, NameRule]:
-    """GPT-2's Conv1D layer: transposed weight, bias."""
-    weights = tuple(f"{name}.weight" for name in ours)
-    biases = tuple(f"{name}.bias" for name in ours)
-    return NameRule(f"{theirs}.weight", weights, transposed=True), NameRule(f"{theirs}.bias", biases)
-
-
-def _norm(theirs: str, ours: str) -> tuple[NameRule, NameRule]:
-    return NameRule(f"{theirs}.weight", (f"{ours}.weight",)), NameRule(f"{theirs}.bias", (f"{ours}.bias",))
-
-
-_QKV = ("layers.*.attention.wq", "layers.*.attention.wk", "layers.*.attention.wv")
-
-GPT2_RULES: tuple[NameRule, ...] = (
-    NameRule("transformer.wte.weight", ("embed.tokens.weight",)),
-    NameRule("transformer.wpe.weight", ("embed.positions.weight",)),
-    *_norm("transformer.h.*.ln_1", "layers.*.attention_norm"),
-    *_linear("transformer.h.*.attn.c_attn", *_QKV),
-    *_linear("transformer.h.*.attn.c_proj", "layers.*.attention.wo"),
-    *_norm("transformer.h.*.ln_2", "layers.*.mlp_norm"),
-    *_linear("transformer.h.*.mlp.c_fc", "layers.*.mlp.w1"),
-    *_linear("transformer.h.*.mlp.c_proj", "layers.*.mlp.w2"),
-    *_norm("transformer.ln_f", "norm"),
-    NameRule("lm_head.weight", ("head.weight",)),
-)
-
-_QKV_BIAS_RULES = tuple(  # of Qwen2
-    NameRule(f"model.layers.*.self_attn.{theirs}_proj.bias", (f"layers.*.attention.w{theirs}.bias",))
-    for theirs in "qkv"
-)
-LLAMA_RULES: tuple[NameRule, ...] = (
-    NameRule("model.embed_tokens.weight", ("embed.tokens.weight",)),
-    NameRule("model.layers.*.input_layernorm.weight", ("layers.*.attention_norm.weight",)),
-    NameRule("model.layers.*.self_attn.q_proj.weight", ("layers.*.attention.wq.weight",)),
-    NameRule("model.layers.*.self_attn.k_proj.weight", ("layers.*.attention.wk.weight",)),
-    NameRule("model.layers.*.self_attn.v_proj.weight", ("layers.*.attention.wv.weight",)),
-    *_QKV_BIAS_RULES,
-    NameRule("model.layers.*.self_attn.o_proj.weight", ("layers.*.attention.wo.weight",)),
-    NameRule("model.layers.*.post_attention_layernorm.weight", ("layers.*.mlp_norm.weight",)),
-    NameRule("model.layers.*.mlp.gate_proj.weight", ("layers.*.mlp.w1.weight",)),
-    NameRule("model.layers.*.mlp.down_proj.weight", ("layers.*.mlp.w2.weight",)),
-    NameRule("model.layers.*.mlp.up_proj.weight", ("layers.*.mlp.w3.weight",)),
-    NameRule("model.norm.weight", ("norm.weight",)),
-    NameRule("lm_head.weight", ("head.weight",)),
-)
 
 
 def rules_for(rules: Sequence[NameRule], names: Sequence[str]) -> list[NameRule]:
