@@ -120,7 +120,7 @@ def test_the_tour_of_all_formats_changes_no_weight(name: str, tmp_path: Path) ->
     tp = 3 if name == "smollm2" else 2  # it has 3 key/value heads
     native = open_native(tmp_path / "native")
     naming = "core" if family_of(native.config).megatron.why_not_legacy(native.config) else "legacy"
-    write_megatron(native, tmp_path / "megatron", tp=tp, pp=2, naming=naming)
+    write_megatron(native, tmp_path / "megatron", tp=tp, pp=2, names=naming)
     write_native(open_megatron(tmp_path / "megatron"), tmp_path / "native-2")
     write_stored(open_native(tmp_path / "native-2"), tmp_path / "last")
     before, after = (load_file(folder / "model.safetensors") for folder in (first, tmp_path / "last"))

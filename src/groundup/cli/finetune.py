@@ -30,7 +30,7 @@ def finetune(
         groundup finetune smollm run_dir=runs/a data.path=data/new_text_document num_steps=500
 
     Args:
-        model: A Hugging Face folder, a run folder or one of its checkpoints.
+        model: A run folder or one of its checkpoints, a Hugging Face folder, or nanoGPT's ckpt.pt.
         config: YAML file of the run (or the first override).
         overrides: Settings as dotted.key=value; they win over the file.
         print_config: Print each setting, with where its value comes from, and stop.

@@ -255,7 +255,7 @@ def test_old_bin_files_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
 def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
     ours = tiny_model("llama")
-    write_stored(stored_of(ours), tmp_path / "out", sharding=Sharding(num_files=num_shards))
+    write_stored(stored_of(ours), tmp_path / "out", shards=str(num_shards))
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) == num_shards
     if num_shards > 1:
@@ -267,7 +267,7 @@ def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
         assert max(sizes) < 2 * sum(sizes) / num_shards
     assert compare(ours, read_huggingface(tmp_path / "out")).max_difference == 0
     with pytest.raises(ConfigError, match="99 files cannot hold 21 tensors"):
-        write_stored(stored_of(ours), tmp_path / "more", sharding=Sharding(num_files=99))
+        write_stored(stored_of(ours), tmp_path / "more", shards="99")
     assert not (tmp_path / "more").exists()
 
 
@@ -276,7 +276,7 @@ def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
 def test_no_shard_is_larger_than_the_size(max_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("sized") / "out"
     stored = stored_of(tiny_model("llama"))
-    write_stored(stored, folder, sharding=Sharding(max_bytes=max_bytes))
+    write_stored(stored, folder, shards=f"{max_bytes}B")
     found: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
         held = list(load_file(path))
@@ -314,7 +314,7 @@ def test_the_nearest_name_is_told(tmp_path: Path) -> None:
 
 def test_an_index_names_files_beside_it_each_tensor_once(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    write_stored(stored_of(tiny_model("gpt2")), folder, sharding=Sharding(num_files=2))
+    write_stored(stored_of(tiny_model("gpt2")), folder, shards="2")
     (tmp_path / "elsewhere.safetensors").write_bytes(
         (folder / "model-00001-of-00002.safetensors").read_bytes()
     )

@@ -76,9 +76,6 @@ class Sharding:
         return files
 
 
-ONE_FILE = Sharding()
-
-
 def parse_sharding(text: str) -> Sharding:
     """What a user means by ``--shards``: "4" or "5GB" (of 1000s; GiB are of 1024s).
 

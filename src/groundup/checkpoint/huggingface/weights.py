@@ -10,8 +10,9 @@ from groundup.checkpoint.companions import Companions, read_companions, require_
 from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.families import family_of, with_biases
 from groundup.checkpoint.families.name_rules import rules_for, to_ours, to_theirs
+from groundup.checkpoint.formats import Codec, Variant
 from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
-from groundup.checkpoint.huggingface.weight_files import ONE_FILE, Sharding, stored_tensors, write_shards
+from groundup.checkpoint.huggingface.weight_files import parse_sharding, stored_tensors, write_shards
 from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import (
     DtypeName,
@@ -22,6 +23,7 @@ from groundup.checkpoint.lazy import (
     logical_shapes,
     stored_of,
     torch_dtype,
+    without_moments,
 )
 from groundup.checkpoint.loaded_model import LoadedModel
 from groundup.core.errors import CheckpointError, DataError
@@ -52,7 +54,7 @@ def write_stored(
     stored: LazyModel,
     folder: Path,
     *,
-    sharding: Sharding = ONE_FILE,
+    shards: str = "1",
     on_write: Callable[[int], None] | None = None,
     check: Check | None = None,
 ) -> None:
@@ -64,15 +66,16 @@ def write_stored(
     Args:
         stored: The model, read tensor by tensor.
         folder: To write; may be missing, empty or an earlier export, which is replaced.
-        sharding: How many files the weights become.
+        shards: How many files the weights become, or their largest size: see ``parse_sharding``.
         on_write: Told the bytes of each tensor when it is written.
         check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
-        ConfigError: There are fewer tensors than files.
+        ConfigError: The shards are neither, or more than tensors.
         MachineError: The disk is too small or the files cannot be written.
     """
+    sharding = parse_sharding(shards)
     stored = with_biases(stored)
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
     tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
@@ -192,3 +195,17 @@ def _base_name(name: str) -> str:
         if name.startswith(prefix):
             return name.removeprefix(prefix)
     return name
+
+
+CODEC = Codec(
+    detect=is_huggingface,
+    open=open_huggingface,
+    write=write_stored,
+    kept=lambda stored, **options: without_moments(with_biases(stored)),
+    variants=lambda stored: [
+        Variant(tour=""),
+        Variant(label=", 3 shards", options={"shards": "3"}),
+        Variant(label=", bfloat16 (from the rounded)", dtype="bfloat16"),
+    ],
+    next_step=lambda folder, _: f"transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+)

@@ -38,21 +38,15 @@ Share = Mapping[str, LazyTensor]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RankMoments:
-    """The optimizer's tensors of one rank, for each of its parts of the model by canonical names.
-
-    Attributes:
-        masters: Weights in fp32; empty where the parameters themselves are.
-        entries: By "exp_avg" and "exp_avg_sq".
-        step: Updates done; None where it is not told.
-    """
+class RankOptimizer:
+    """A rank's optimizer: weights in fp32 (none where the model's are), moments by kind, updates done."""
 
     masters: Chunks
     entries: Mapping[str, Chunks]
     step: int | None
 
 
-def has_moments(rank: Rank) -> bool:
+def has_optimizer(rank: Rank) -> bool:
     """Whether a rank's files hold the state of an optimizer."""
     found = rank.content.get("optimizer")
     kept = bool(found) if isinstance(found, dict) else found is not None
@@ -79,12 +73,8 @@ def read_masters(rank: Rank, chunks: Chunks) -> Chunks:
     return _named(chunks, order, tensors, rank.path, "fp32_from_fp16_params")
 
 
-def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
-    """All that the optimizer of a rank keeps.
-
-    Args:
-        rank: With moments.
-        chunks: Its parameters by canonical names, in their order.
+def read_optimizer(rank: Rank, chunks: Chunks) -> RankOptimizer:
+    """All that the optimizer of a rank keeps, for parameters in the order of its file.
 
     Raises:
         CheckpointError: The optimizer is none that is known, or its state does not fit the model's.
@@ -95,7 +85,7 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
     groups = _param_groups(optimizer, rank.path)
     if distributed.is_file():
         entries = {entry: _distributed(distributed, entry, chunks) for entry in ENTRIES}
-        return RankMoments(masters=masters, entries=entries, step=_step(groups, {}))
+        return RankOptimizer(masters=masters, entries=entries, step=_step(groups, {}))
     states = _inner(optimizer).get("state", {})
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
         raise CheckpointError("its optimizer's state is no dict of dicts", where=rank.path, fix=_WITHOUT)
@@ -105,7 +95,7 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
     for entry in ENTRIES:
         tensors = [states.get(number, {}).get(entry) for number in numbers]
         entries[entry] = _named(chunks, order, tensors, rank.path, entry)
-    return RankMoments(masters=masters, entries=entries, step=_step(groups, states))
+    return RankOptimizer(masters=masters, entries=entries, step=_step(groups, states))
 
 
 def _optimizer(rank: Rank) -> Mapping[str, Any]:
@@ -199,18 +189,15 @@ def _distributed(path: Path, entry: str, chunks: Chunks) -> Chunks:
     return found
 
 
-def why_without_moments(stored: LazyModel, naming: Naming) -> str:
-    """Why the optimizer's state of a model cannot be written; empty where it can."""
+def find_unwritable_state(stored: LazyModel, naming: Naming) -> str | None:
+    """Why the optimizer's state of a model cannot be written, or None."""
     if naming != "legacy":
         return f"Megatron-LM's optimizers number parameters, in an order that is not known for {naming} names"
     entries = {name.rpartition("/")[2] for name in stored.moments}
     if entries - _WRITTEN:
         return f"the optimizer was not AdamW: it keeps {', '.join(sorted(entries))}"
     lacking = [
-        name
-        for name in stored.weights
-        for kind in {*ENTRIES, "step"}
-        if f"{name}/{kind}" not in stored.moments
+        name for name in stored.weights if any(f"{name}/{kind}" not in stored.moments for kind in _WRITTEN)
     ]
     if lacking:
         return f"some weights have no moments, such as {lacking[0]}"
@@ -218,7 +205,7 @@ def why_without_moments(stored: LazyModel, naming: Naming) -> str:
         return "the number of training steps is not known, without which Megatron-LM loads weights alone"
     if len({int(stored.moments[f"{name}/step"].read()) for name in stored.weights}) > 1:
         return "weights were updated in different numbers of steps"
-    return ""
+    return None
 
 
 def adam_args(stored: LazyModel) -> dict[str, Any]:
@@ -236,14 +223,14 @@ def adam_args(stored: LazyModel) -> dict[str, Any]:
 def optimizer_entry(
     *, weights: Share, moments: Mapping[str, Share], masters: Share, step: int, args: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The ``optimizer`` of one rank's file.
+    """The ``optimizer`` of one rank's file, for its parameters in their order.
 
     Args:
-        weights: Its parameters in their order.
-        moments: Of the same, by "exp_avg" and "exp_avg_sq".
-        masters: Its parameters in fp32; empty where they are that already.
+        weights: The parameters.
+        moments: Theirs, by "exp_avg" and "exp_avg_sq".
+        masters: The parameters in fp32; empty where they are that already.
         step: Updates done.
-        args: See ``adam_args``.
+        args: Of ``adam_args``.
     """
     decayed = [name for name in weights if len(weights[name].shape) > 1 and not name.endswith(".bias")]
     groups = [decayed, [name for name in weights if name not in set(decayed)]]

@@ -18,7 +18,13 @@ from groundup.checkpoint.megatron.args import (
     true_vocab_size,
 )
 from groundup.checkpoint.megatron.merge_ranks import Stage, merge
-from groundup.checkpoint.megatron.optimizer import ENTRIES, Chunks, has_moments, read_masters, read_moments
+from groundup.checkpoint.megatron.optimizer import (
+    ENTRIES,
+    Chunks,
+    has_optimizer,
+    read_masters,
+    read_optimizer,
+)
 from groundup.checkpoint.megatron.parameters import CURRENT_VERSION, EMBEDDING, HEAD, canonical_tensors
 from groundup.checkpoint.megatron.ranks import RankGrid, checkpoint_folder, is_distributed, open_ranks
 from groundup.checkpoint.megatron.torch_dist import open_distributed
@@ -74,14 +80,14 @@ def open_megatron(
     first = grid.first
     opening = _Opening(path, folder, first.args, first.content, first.version, tokenizer, vocab_size)
     model = opening.model(list(_stages(grid, parameters)))  # names and shapes are checked by that
-    if not has_moments(first):
+    if not has_optimizer(first):
         return model
     masters = {rank.path: read_masters(rank, parameters[rank.path]) for rank in ranks}
     if all(masters.values()):
         model = opening.model(list(_stages(grid, masters)))
     if not moments:
         return model
-    found = {rank.path: read_moments(rank, parameters[rank.path]) for rank in ranks}
+    found = {rank.path: read_optimizer(rank, parameters[rank.path]) for rank in ranks}
     step = found[first.path].step or model.step
     kept = {f"{name}/step": in_memory(torch.tensor(float(step))) for name in model.weights}
     for entry in ENTRIES:

@@ -1,11 +1,13 @@
 """Native checkpoints as a conversion reads and writes them: tensor by tensor."""
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from groundup.checkpoint.companions import Companions, companions_of
 from groundup.checkpoint.export import Check, temporary_beside
+from groundup.checkpoint.formats import Codec, Variant
 from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.native import store
 from groundup.checkpoint.native.commit import save_files
@@ -21,6 +23,12 @@ from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _CHECKPOINTS = "checkpoints"
+
+
+def is_native(path: Path) -> bool:
+    """Whether a path is a checkpoint, sound or not, or a folder that holds some."""
+    folders = (path / _CHECKPOINTS, path)
+    return store.is_checkpoint(path) or any(f.is_dir() and store.list_checkpoints(f) for f in folders)
 
 
 def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = False) -> LazyModel:
@@ -127,3 +135,13 @@ def write_native(
         temporary.rename(folder)
         fsync_dir(folder.parent)
     return folder / written.relative_to(temporary)
+
+
+CODEC = Codec(
+    detect=is_native,
+    open=open_native,
+    write=write_native,
+    kept=lambda stored: stored,
+    variants=lambda stored: [Variant(tour="")],
+    next_step=lambda folder, _: f"groundup generate {shlex.quote(str(folder))}",
+)

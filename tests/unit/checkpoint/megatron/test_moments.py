@@ -41,7 +41,7 @@ def require_moments(folder: Path, name: str) -> None:
 def test_moments_and_fp32_weights_are_kept(
     name: str, naming: Naming, tp: int, pp: int, half: bool, tmp_path: Path
 ) -> None:
-    write_checkpoint(tiny_model(name), tmp_path / "out", tp=tp, pp=pp, naming=naming)
+    write_checkpoint(tiny_model(name), tmp_path / "out", tp=tp, pp=pp, names=naming)
     add_optimizer(tmp_path / "out", half=half)
     require_moments(tmp_path / "out", name)
     assert not open_megatron(tmp_path / "out").moments

@@ -50,7 +50,7 @@ def test_any_layout_and_naming_comes_back(
     name: str, tp: int, pp: int, naming: Naming, tmp_path: Path
 ) -> None:
     ours = stored_of(tiny_model(name))
-    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, naming=naming)
+    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, names=naming)
     assert folder == tmp_path / "out" / "release"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "release"
     assert len(rank_files(tmp_path / "out")) == tp * pp
