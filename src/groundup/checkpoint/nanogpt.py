@@ -17,9 +17,8 @@ from groundup.checkpoint.companions import Companions, read_companions, require_
 from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.families.config_values import COUNT, LAYERS, PROBABILITY, SWITCH, require_values
 from groundup.checkpoint.families.gpt2_family import NAMES
-from groundup.checkpoint.families.name_rules import NameRule, rules_for, to_ours, to_theirs
+from groundup.checkpoint.families.name_rules import match_weights, to_theirs
 from groundup.checkpoint.formats import Codec, Variant
-from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory, logical_shapes, without_moments
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.checkpoint.write_torch import write_torch
@@ -66,7 +65,7 @@ def open_nanogpt(path: Path, *, tokenizer: Tokenizer | None = None) -> LazyModel
     step = content.get("iter_num", 0)
     if type(step) is not int or step < 0:
         raise CheckpointError(f"iter_num is {str(step)[:40]!r}, it must be a whole number", where=file)
-    weights = dict(_weights(config, tensors, file))
+    weights = _weights(config, tensors, file)
     beside = tokenizer_folder(file.parent / _TOKENIZER)
     companions = read_companions(beside) if beside else Companions()
     if tokenizer is not None:
@@ -157,22 +156,15 @@ def _config(args: Mapping[str, Any], file: Path) -> ModelConfig:
         raise CheckpointError(f"its model_args describe no model: {error}", where=file) from None
 
 
-def _weights(config: ModelConfig, tensors: Mapping[Any, Any], file: Path) -> Iterator[tuple[str, LazyTensor]]:
-    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
-    rules: dict[str, NameRule] = {rule.theirs: rule for rule in rules_for(_RULES, list(rows))}
-    found = {str(name).removeprefix("_orig_mod."): tensor for name, tensor in tensors.items()}
-    found = {name: tensor for name, tensor in found.items() if not name.endswith(".attn.bias")}  # a mask
-    if mismatch := describe_mismatch({*rules, _HEAD}, found.keys()):
-        raise CheckpointError(f"its tensors are not those of its model_args ({mismatch})", where=file)
-    if not all(isinstance(tensor, Tensor) for tensor in found.values()):
+def _weights(config: ModelConfig, tensors: Mapping[Any, Any], file: Path) -> dict[str, LazyTensor]:
+    if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError("its model holds something else than tensors", where=file)
-    if not torch.equal(found[_HEAD], found[_EMBEDDING]):
+    found = {str(name).removeprefix("_orig_mod."): in_memory(tensor) for name, tensor in tensors.items()}
+    found = {name: tensor for name, tensor in found.items() if not name.endswith(".attn.bias")}  # a mask
+    head, embedding = found.pop(_HEAD, None), found.get(_EMBEDDING)
+    if head and embedding and not torch.equal(head.read(), embedding.read()):
         raise CheckpointError(f"{_HEAD} is not {_EMBEDDING}, as nanoGPT ties them", where=file)
-    for name, rule in rules.items():
-        try:
-            yield from to_ours(rule, in_memory(found[name]), [rows[part] for part in rule.ours])
-        except ValueError as error:
-            raise CheckpointError(f"does not fit its model_args: {error}", where=file) from None
+    return match_weights(_RULES, config, found, where=file, settings="model_args")
 
 
 def _variants(stored: LazyModel) -> Iterator[Variant]:

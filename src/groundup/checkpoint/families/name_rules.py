@@ -7,11 +7,15 @@ A rule covers one tensor of theirs: it is one or several of ours joined along th
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.key_mismatch import describe_mismatch
+from groundup.checkpoint.lazy import LazyTensor, logical_shapes
+from groundup.core.errors import CheckpointError
+from groundup.models import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +89,43 @@ def to_ours(rule: NameRule, theirs: LazyTensor, rows: Sequence[int]) -> Iterator
         read = functools.partial(_part, theirs, rule.transposed, begin, count)
         yield name, LazyTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
         begin += count
+
+
+def match_weights(
+    rules: Sequence[NameRule],
+    config: ModelConfig,
+    theirs: Mapping[str, LazyTensor],
+    *,
+    where: Path,
+    settings: str,
+) -> dict[str, LazyTensor]:
+    """All tensors of a model as ours.
+
+    Args:
+        rules: Of the family and format.
+        config: The model.
+        theirs: Its tensors by their names.
+        where: The file or folder.
+        settings: What in it tells the config, for errors.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or of another shape.
+    """
+    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
+    ruled = {rule.theirs: rule for rule in rules_for(rules, list(rows))}
+    if mismatch := describe_mismatch(ruled.keys(), theirs.keys()):
+        raise CheckpointError(
+            f"the weights are not those of {settings} ({mismatch})",
+            where=where,
+            fix=f"Check that {settings} and the weights belong together and are complete.",
+        )
+    weights: dict[str, LazyTensor] = {}
+    for name, rule in ruled.items():
+        try:
+            weights.update(to_ours(rule, theirs[name], [rows[part] for part in rule.ours]))
+        except ValueError as error:
+            raise CheckpointError(f"does not fit {settings}: {error}", where=where) from None
+    return weights
 
 
 def _joined(parts: Sequence[LazyTensor], transposed: bool) -> Tensor:

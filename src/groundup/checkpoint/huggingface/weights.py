@@ -9,11 +9,10 @@ import torch
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
 from groundup.checkpoint.export import Check, export_folder
 from groundup.checkpoint.families import family_of, with_biases
-from groundup.checkpoint.families.name_rules import rules_for, to_ours, to_theirs
+from groundup.checkpoint.families.name_rules import match_weights, rules_for, to_theirs
 from groundup.checkpoint.formats import Codec, Variant
-from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
+from groundup.checkpoint.huggingface.config import config_json, read_config, token_ids
 from groundup.checkpoint.huggingface.weight_files import parse_sharding, stored_tensors, write_shards
-from groundup.checkpoint.key_mismatch import describe_mismatch
 from groundup.checkpoint.lazy import (
     DtypeName,
     LazyModel,
@@ -26,7 +25,7 @@ from groundup.checkpoint.lazy import (
     without_moments,
 )
 from groundup.checkpoint.loaded_model import LoadedModel
-from groundup.core.errors import CheckpointError, DataError
+from groundup.core.errors import DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
@@ -162,32 +161,15 @@ def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folde
 
 
 def _weights(folder: Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
-    by_name = {rule.theirs: rule for rule in rules_for(family_of(config).huggingface.names, list(rows))}
-    canonical = {_base_name(name): name for name in by_name}
-    weights: dict[str, LazyTensor] = {}
-    found: set[str] = set()
-    unexpected: list[str] = []
+    rules = family_of(config).huggingface.names
+    ruled = [rule.theirs for rule in rules_for(rules, list(logical_shapes(config)))]
+    canonical = {_base_name(name): name for name in ruled}
+    found: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        theirs = canonical.get(_base_name(name))
-        if theirs is None:
-            tied_head = config.tied_embedding and name == _HEAD
-            if not tied_head and not name.endswith(_BUFFERS):
-                unexpected.append(name)
-            continue
-        rule = by_name[theirs]
-        found.add(theirs)
-        try:
-            weights.update(to_ours(rule, tensor, [rows[part] for part in rule.ours]))
-        except ValueError as error:
-            raise CheckpointError(f"does not fit its config.json: {error}", where=folder) from None
-    if mismatch := describe_mismatch(by_name.keys(), {*found, *unexpected}):
-        raise CheckpointError(
-            f"the weights do not fit {architecture_of(config)} ({mismatch})",
-            where=folder,
-            fix="Check that config.json and the weights belong together and are complete.",
-        )
-    return weights
+        ignored = name.endswith(_BUFFERS) or (config.tied_embedding and name == _HEAD)
+        if _base_name(name) in canonical or not ignored:
+            found[canonical.get(_base_name(name), name)] = tensor
+    return match_weights(rules, config, found, where=folder, settings="config.json")
 
 
 def _base_name(name: str) -> str:

@@ -108,15 +108,9 @@ def model_config(
     tp: int,
     where: Path,
 ) -> ModelConfig:
-    """The architecture of a checkpoint.
+    """The architecture of a checkpoint, from its args and the tensors of the first stage's first rank.
 
-    Args:
-        args: Of the checkpoint; empty in some that were released, which are taken for GPT-2.
-        tensors: Of the first stage's first rank, by canonical names.
-        num_layers: Of all stages.
-        vocab_size: The true vocabulary.
-        tp: Degree of tensor parallelism.
-        where: The file.
+    Some that were released have no args; they are taken for GPT-2.
 
     Raises:
         CheckpointError: A feature of the model is not supported (named), or a setting is missing.
@@ -266,15 +260,7 @@ def padded_rows(vocab_size: int, tp: int, multiple: int = DEFAULT_MULTIPLE) -> i
 def true_vocab_size(
     *, rows: int, tp: int, multiple: int, tokenizer_size: int, stated: int | None, where: object
 ) -> int:
-    """The vocabulary without padding.
-
-    Args:
-        rows: Of the stored embedding.
-        tp: Degree of tensor parallelism with which it was padded.
-        multiple: With which it was padded.
-        tokenizer_size: Ids of the tokenizer.
-        stated: What the user or the checkpoint says it is.
-        where: The checkpoint.
+    """The vocabulary without padding, of an embedding of ``rows``; ``stated`` by the user or the checkpoint.
 
     Raises:
         CheckpointError: The tokenizer cannot be the one of the model, or the stated size does not fit.

@@ -50,7 +50,7 @@ def merge(
     Args:
         stages: In the order of their layers; the first has the embedding, the last norm and head.
         config: The model.
-        version: Of the layout of queries, keys and values.
+        version: Of the layout of queries, keys and values, see ``Packing``.
         rows: Of the padded embedding.
 
     Raises:

@@ -32,13 +32,7 @@ _STACKED = re.compile(r"decoder\.layers\.(?=\D)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistributedCheckpoint:
-    """What a folder holds.
-
-    Attributes:
-        args: The command line that it was made with.
-        content: All of ``common.pt``.
-        tensors: Of the model by canonical names.
-    """
+    """A folder's args, all that ``common.pt`` holds, and the model's tensors by canonical names."""
 
     args: Mapping[str, Any]
     content: Mapping[str, Any]

@@ -69,7 +69,7 @@ def write_megatron(
 
     Args:
         stored: The model, read tensor by tensor.
-        folder: To write; may be missing, empty or an earlier export, which is replaced.
+        folder: Missing, empty or an earlier export, which is replaced.
         tp: Degree of tensor parallelism.
         pp: Pipeline stages, of equally many layers.
         names: Of the parameters: the Megatron-LM that is to read it.
