@@ -62,7 +62,7 @@ def convert(
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
         moments: Keep the optimizer's state, from Megatron-LM or native to these (to the latter's legacy
             names, of AdamW).
-        ema: Write the average of the weights that a run with ema.decay keeps; without moments.
+        ema: Write the average of the weights that a run with ema.decay keeps; without optimizer state.
     """
     from groundup.checkpoint.formats import format_named, open_lazy, require_effect
     from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments

@@ -39,8 +39,8 @@ class Converted:
     Attributes:
         path: Its name.
         parity: Of the logits with the original's; None where they were not computed.
-        bits_equal: Whether all weights (and kept moments) are those of the original to the bit; None where
-            no weights came back.
+        bits_equal: Whether all weights, and the optimizer's state where kept, are the original's to the bit;
+            None where none came back.
         problem: What is wrong beside that; empty when nothing is.
         omitted: Why the path was not taken; empty when it was.
     """

@@ -5,15 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.families.config_values import (
-    COUNT,
-    LAYERS,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
-    SWITCH,
-    WORD,
-)
+from groundup.checkpoint.families import config_values as value
 from groundup.checkpoint.families.family import (
     Family,
     HuggingFaceTable,
@@ -154,14 +146,14 @@ GPT2_FAMILY = Family(
         from_json=_from_json,
         required=("vocab_size", "n_positions", "n_layer", "n_embd", "n_head"),
         values={
-            **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head"), COUNT),
-            "n_layer": LAYERS,
-            "n_inner": COUNT.or_null(),
-            "layer_norm_epsilon": POSITIVE,
-            "initializer_range": NOT_NEGATIVE,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), PROBABILITY),
-            **dict.fromkeys(("tie_word_embeddings", *_FIXED), SWITCH),
-            "activation_function": WORD,
+            **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_head"), value.COUNT),
+            "n_layer": value.LAYERS,
+            "n_inner": value.COUNT.or_null(),
+            "layer_norm_epsilon": value.POSITIVE,
+            "initializer_range": value.NOT_NEGATIVE,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), value.PROBABILITY),
+            **dict.fromkeys(("tie_word_embeddings", *_FIXED), value.SWITCH),
+            "activation_function": value.WORD,
         },
         multiples=(("n_embd", "n_head"),),
     ),

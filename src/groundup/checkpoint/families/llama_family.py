@@ -4,17 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.families.config_values import (
-    COUNT,
-    LAYERS,
-    LIST,
-    NOT_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
-    SWITCH,
-    WHOLE,
-    WORD,
-)
+from groundup.checkpoint.families import config_values as value
 from groundup.checkpoint.families.family import (
     Family,
     HuggingFaceTable,
@@ -198,19 +188,19 @@ LLAMA_FAMILY = Family(
         from_json=_from_json,
         required=(*_SIZES, "num_hidden_layers"),
         values={
-            **dict.fromkeys(_SIZES, COUNT),
-            "num_hidden_layers": LAYERS,
-            **dict.fromkeys(("num_key_value_heads", "head_dim"), COUNT.or_null()),
-            "rms_norm_eps": POSITIVE,
-            "rope_theta": POSITIVE.or_null(),
-            "initializer_range": NOT_NEGATIVE,
-            "attention_dropout": PROBABILITY,
+            **dict.fromkeys(_SIZES, value.COUNT),
+            "num_hidden_layers": value.LAYERS,
+            **dict.fromkeys(("num_key_value_heads", "head_dim"), value.COUNT.or_null()),
+            "rms_norm_eps": value.POSITIVE,
+            "rope_theta": value.POSITIVE.or_null(),
+            "initializer_range": value.NOT_NEGATIVE,
+            "attention_dropout": value.PROBABILITY,
             **dict.fromkeys(
-                ("tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias"), SWITCH
+                ("tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias"), value.SWITCH
             ),
-            "max_window_layers": WHOLE,
-            "layer_types": LIST.or_null(),
-            "hidden_act": WORD,
+            "max_window_layers": value.WHOLE,
+            "layer_types": value.LIST.or_null(),
+            "hidden_act": value.WORD,
         },
         multiples=(
             ("hidden_size", "num_attention_heads"),
