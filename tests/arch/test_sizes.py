@@ -15,7 +15,7 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 7100,
+    "checkpoint": 7510,
     "cli": 3000,
     "core": 2500,
     "corpus": 2400,

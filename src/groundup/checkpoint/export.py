@@ -1,4 +1,4 @@
-"""Folders that a conversion writes: whole or absent, and never in place of what is not an export."""
+"""Folders that a conversion writes: whole or absent, and never in place of anything but an earlier export."""
 
 import contextlib
 import dataclasses

@@ -16,7 +16,6 @@ from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, logical_weights, pad
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig, build_model
-from groundup.models.gpt2 import GPT2Config
 from groundup.tokens.tokenizer.base import Tokenizer
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -172,19 +171,6 @@ def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
 def without_moments(stored: LazyModel) -> LazyModel:
     """Returns the weights alone."""
     return dataclasses.replace(stored, moments={})
-
-
-def with_biases(stored: LazyModel) -> LazyModel:
-    """Returns the model with biases, for formats that know no other: a GPT-2 without gets zeros."""
-    if not isinstance(stored.config, GPT2Config) or stored.config.bias:
-        return stored
-    config = dataclasses.replace(stored.config, bias=True)
-    dtype = next(iter(stored.weights.values())).dtype
-    weights = {
-        name: stored.weights.get(name) or in_memory(torch.zeros(shape, dtype=dtype))
-        for name, shape in logical_shapes(config).items()
-    }
-    return dataclasses.replace(stored, config=config, weights=weights)
 
 
 def require_finite(weights: Iterable[tuple[str, Tensor]], where: Path) -> None:

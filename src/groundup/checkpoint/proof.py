@@ -1,4 +1,4 @@
-"""The proof that a written model is the model that was read, taken before the folder gets its name."""
+"""Proves that a written model is the model that was read, before the folder gets its name."""
 
 import dataclasses
 from pathlib import Path
@@ -17,10 +17,10 @@ class Proof:
         source: The model that was read.
         stored: The same as it was to be written: perhaps rounded.
         out: The name that the folder is to get.
-        keeps_masters: Whether the format keeps the weights in fp32 beside 16-bit ones, with moments.
+        keeps_masters: Whether the format keeps the weights in fp32 beside 16-bit ones, with optimizer state.
         parity: With what was to be written; set by the call.
         rounding: With the source, where weights were rounded; set by the call.
-        has_moments: Whether moments came back; set by the call.
+        has_moments: Whether the optimizer's state came back; set by the call.
     """
 
     source: LazyModel

@@ -55,8 +55,8 @@ def quickstart(
     """
     import torch
 
-    from groundup.checkpoint.formats import open_model
-    from groundup.checkpoint.huggingface.weights import write_huggingface
+    from groundup.checkpoint.formats import format_named, open_model
+    from groundup.checkpoint.lazy import as_lazy
     from groundup.cli.train import run_training
     from groundup.core.log import logger
     from groundup.tokens.tokenize import build_tokens
@@ -77,7 +77,7 @@ def quickstart(
     results = run_training(config)
     logger.info("[5/6] export: a Hugging Face folder")
     loaded = open_model(config.run_dir, device=torch.device("cpu"))
-    write_huggingface(loaded, out / "huggingface")
+    format_named("hf").codec.write(as_lazy(loaded), out / "huggingface")
     logger.info("[6/6] generation: completing %r", prompt)
     validation = results.get("validation")
     print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation))

@@ -93,7 +93,7 @@ def finetune(
         groundup finetune smollm run_dir=runs/a data.path=data/new_text_document num_steps=500
 
     Args:
-        model: A Hugging Face folder, a run folder or one of its checkpoints.
+        model: A run folder or one of its checkpoints, a Hugging Face folder, or nanoGPT's ckpt.pt.
     """
     start = f"start.path={json.dumps(str(model))}"
     train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)

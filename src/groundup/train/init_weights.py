@@ -4,11 +4,9 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.huggingface.weights import is_huggingface
+from groundup.checkpoint.formats import FORMATS, detect_format
 from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
-from groundup.checkpoint.megatron.ranks import is_megatron
 from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.core.config import to_dict
@@ -50,9 +48,10 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         initialise(state.model, config.model, seed=config.seed, place=place)
         _begin_average(state)
     elif config.start.state:
-        if is_huggingface(path):
+        found = detect_format(path)
+        if not found.keeps_run:
             raise CheckpointError(
-                "a Hugging Face folder has weights only",
+                f"{found.title} have weights only",
                 where=path,
                 fix="Leave out start.state, or name a checkpoint of groundup.",
             )
@@ -110,10 +109,12 @@ def _begin_average(state: TrainState) -> None:
 
 
 def _open(path: Path) -> LazyModel:
-    if path.exists() and is_megatron(path):
+    found = detect_format(path)
+    if not found.starts_training:
+        titles = ", ".join(entry.title for entry in FORMATS if entry.starts_training)
         raise CheckpointError(
-            "training starts from checkpoints of groundup and Hugging Face folders",
+            f"training starts from {titles}",
             where=path,
             fix=f"Convert it first: groundup convert {shlex.quote(str(path))} OUT --to native",
         )
-    return open_lazy(path)
+    return found.codec.open(path)

@@ -142,7 +142,7 @@ def test_nothing_is_left_of_a_conversion_whose_parity_fails(
         return bytes_of(tensor + 1)
 
     monkeypatch.setattr("groundup.checkpoint.safetensors.bytes_of", wrong_bytes)
-    monkeypatch.setattr("groundup.checkpoint.megatron.write.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.write_torch.bytes_of", wrong_bytes)
     for to in ("native", "hf", "megatron"):
         for out in (tmp_path / "out", tmp_path / "new" / "folder" / "out"):
             with pytest.raises(CheckpointError, match=r"out: the written model differs .*; it was removed"):

@@ -13,6 +13,7 @@ from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.huggingface.config import config_json
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
 from groundup.checkpoint.lazy import LazyModel, LoadedModel, as_lazy
+from groundup.checkpoint.megatron import megatron_codec
 from groundup.checkpoint.megatron import write as megatron_write
 from groundup.cli.app import run
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
@@ -21,9 +22,9 @@ from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.verify import convert
 from groundup.verify.convert import Converted, verify_convert
 from tests.instances import MODELS
-from tests.tiny import tiny_model
+from tests.tiny import NANOGPT, tiny_model
 
-NUM_PATHS = 10
+NUM_PATHS = 11
 REFERENCES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
 
 
@@ -77,6 +78,7 @@ def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
     found = verified(as_lazy(tiny_model(name)), tmp_path)
     assert len(found) == NUM_PATHS
     assert "hf > native > megatron 2x2 > native > hf" in found
+    assert found.pop("nanogpt").omitted.startswith("refused: nanoGPT")
     for one in found.values():
         assert one.is_right, one
         assert not one.omitted
@@ -87,6 +89,14 @@ def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
         else:
             assert one.bits_equal
             assert one.parity.max_difference == 0
+
+
+def test_a_model_of_nanogpt_goes_through_all_formats(tmp_path: Path) -> None:
+    found = verified(as_lazy(tiny_model("gpt2", bias=False, **NANOGPT)), tmp_path)
+    assert len(found) == NUM_PATHS
+    assert all(one.is_right for one in found.values())
+    for name in ("nanogpt", "hf > native > megatron 2x2 > nanogpt > megatron 2x2 > native > hf"):
+        assert found[name].bits_equal
 
 
 def test_sizes_that_do_not_divide_are_written_whole(tmp_path: Path) -> None:
@@ -143,11 +153,11 @@ def test_a_refusal_is_no_fault_but_is_told(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: Any, **__: Any) -> None:
         raise ConfigError("megatron knows no such positions", where="command line")
 
-    monkeypatch.setattr(convert, "write_megatron", refuse)
+    monkeypatch.setattr(megatron_codec, "CODEC", dataclasses.replace(megatron_codec.CODEC, write=refuse))
     found = verified(as_lazy(tiny_model("llama")), tmp_path)
     assert all(one.is_right for one in found.values())
     assert found["megatron core 2x2"].omitted == "refused: megatron knows no such positions"
-    assert sum(bool(one.omitted) for one in found.values()) == 5
+    assert sum(bool(one.omitted) for one in found.values()) == 6  # nanoGPT has no Llama
 
 
 def test_too_small_a_disk_is_refused_before_anything_is_written(
@@ -183,7 +193,8 @@ def test_the_table_and_the_exit_code(
     assert lines[0].split() == ["path", "logits", "top-1", "weights", "verdict"]
     assert len(lines) == 2 + NUM_PATHS
     assert lines[-1].startswith("the source, computed by transformers  ")
-    assert all(line.endswith("right") for line in lines[1:])
+    [refused] = [line for line in lines[1:] if not line.endswith("right")]
+    assert refused.split()[:3] == ["nanogpt", "refused:", "nanoGPT's"]
     monkeypatch.setattr(convert, "open_lazy", lambda *_, **__: open_huggingface(tmp_path / "other"))
     write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "other")
     with pytest.raises(

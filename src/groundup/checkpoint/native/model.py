@@ -1,5 +1,6 @@
 """Opens and writes native checkpoints tensor by tensor, as conversions do."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import torch
 
 from groundup.checkpoint.companions import Companions, is_companion
 from groundup.checkpoint.export import Check
+from groundup.checkpoint.formats import Codec, Variant
 from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.native.commit import (
     MARGIN_BYTES,
@@ -26,6 +28,8 @@ from groundup.checkpoint.native.contents import (
 from groundup.checkpoint.native.folder import (
     CHECKPOINTS,
     checkpoint_path,
+    is_checkpoint,
+    list_checkpoints,
     point_latest,
     resolve_checkpoint,
     tokenizer_dir,
@@ -40,6 +44,12 @@ from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
+
+
+def is_native(path: Path) -> bool:
+    """Whether a path is a checkpoint, sound or not, or a folder that holds some."""
+    folders = (path / CHECKPOINTS, path)
+    return is_checkpoint(path) or any(f.is_dir() and list_checkpoints(f) for f in folders)
 
 
 def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = False) -> LazyModel:
@@ -171,3 +181,13 @@ def _require_empty(folder: Path) -> None:
         raise CheckpointError(
             "is not empty, so it is not overwritten", where=folder, fix="Name a new folder."
         )
+
+
+CODEC = Codec(
+    detect=is_native,
+    open=open_native,
+    write=write_native,
+    kept=lambda stored: stored,
+    variants=lambda stored: [Variant(tour="")],
+    next_step=lambda folder, _: f"groundup generate {shlex.quote(str(folder))}",
+)

@@ -193,3 +193,13 @@ class HuggingFaceTokenizer:
     def save(self, folder: Path) -> None:
         """Writes ``tokenizer.json`` and ``tokenizer_config.json``."""
         write_tokenizer(folder, self._document, self._settings, self._end_of_document)
+
+
+def bos_ids(folder: Path) -> tuple[int, ...]:
+    """The ids that a folder's ``tokenizer.json`` puts before each text, read off the empty text."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file() or not json.loads(path.read_bytes()).get("post_processor"):
+        return ()
+    return tuple(tokenizers.Tokenizer.from_file(str(path)).encode("").ids)

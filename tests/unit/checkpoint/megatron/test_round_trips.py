@@ -8,15 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groundup.checkpoint.families.name_rules import rules_for
 from groundup.checkpoint.formats import open_model
-from groundup.checkpoint.huggingface.names import rules_for
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_stored
 from groundup.checkpoint.lazy import DtypeName, LazyModel, as_lazy, in_dtype, torch_dtype
 from groundup.checkpoint.logical_tensors import logical_shapes
-from groundup.checkpoint.megatron.padded_vocab import padded_rows, true_vocab_size
-from groundup.checkpoint.megatron.parameter_names import Naming, rules
+from groundup.checkpoint.megatron.args import padded_rows, true_vocab_size
+from groundup.checkpoint.megatron.parameters import Naming, Packing, rules
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.tensor_layout import Packing
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.checkpoint.parity import compare
@@ -45,7 +44,7 @@ def test_any_layout_and_naming_comes_back(
     name: str, tp: int, pp: int, naming: Naming, tmp_path: Path
 ) -> None:
     ours = as_lazy(tiny_model(name))
-    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, naming=naming)
+    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, names=naming)
     assert folder == tmp_path / "out" / "release"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "release"
     assert len(rank_files(tmp_path / "out")) == tp * pp

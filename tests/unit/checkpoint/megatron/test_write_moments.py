@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_left_out_with_its_reason(
         moments["norm.weight/step"] = in_memory(torch.tensor(8.0))
     step = 0 if change == "step" else 7
     with caplog.at_level("WARNING", logger="groundup"):
-        write_megatron(dataclasses.replace(ours, moments=moments, step=step), tmp_path / "out", naming=naming)
+        write_megatron(dataclasses.replace(ours, moments=moments, step=step), tmp_path / "out", names=naming)
     assert f"the optimizer's state is left out: {reason}" in caplog.text.replace("\n", " ")
     found = open_megatron(tmp_path / "out", moments=True)
     assert not found.moments

@@ -1,4 +1,4 @@
-"""Names and shapes of weights in Hugging Face's models and in ours: one table, read in both directions.
+"""Names and shapes of weights in another format and in ours: rules that are read in both directions.
 
 A rule covers one tensor of theirs: it is one or several of ours joined along their first dimension
 (the output features), perhaps transposed. ``*`` stands for a layer number.
@@ -7,11 +7,15 @@ A rule covers one tensor of theirs: it is one or several of ours joined along th
 import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
+from groundup.core.errors import CheckpointError
+from groundup.models import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,53 +31,6 @@ class NameRule:
     theirs: str
     ours: tuple[str, ...]
     transposed: bool = False
-
-
-def _linear(theirs: str, *ours: str) -> tuple[NameRule, NameRule]:
-    """GPT-2's Conv1D layer: transposed weight, bias."""
-    weights = tuple(f"{name}.weight" for name in ours)
-    biases = tuple(f"{name}.bias" for name in ours)
-    return NameRule(f"{theirs}.weight", weights, transposed=True), NameRule(f"{theirs}.bias", biases)
-
-
-def _norm(theirs: str, ours: str) -> tuple[NameRule, NameRule]:
-    return NameRule(f"{theirs}.weight", (f"{ours}.weight",)), NameRule(f"{theirs}.bias", (f"{ours}.bias",))
-
-
-_QKV = ("layers.*.attention.wq", "layers.*.attention.wk", "layers.*.attention.wv")
-
-GPT2_RULES: tuple[NameRule, ...] = (
-    NameRule("transformer.wte.weight", ("embed.tokens.weight",)),
-    NameRule("transformer.wpe.weight", ("embed.positions.weight",)),
-    *_norm("transformer.h.*.ln_1", "layers.*.attention_norm"),
-    *_linear("transformer.h.*.attn.c_attn", *_QKV),
-    *_linear("transformer.h.*.attn.c_proj", "layers.*.attention.wo"),
-    *_norm("transformer.h.*.ln_2", "layers.*.mlp_norm"),
-    *_linear("transformer.h.*.mlp.c_fc", "layers.*.mlp.w1"),
-    *_linear("transformer.h.*.mlp.c_proj", "layers.*.mlp.w2"),
-    *_norm("transformer.ln_f", "norm"),
-    NameRule("lm_head.weight", ("head.weight",)),
-)
-
-_QKV_BIAS_RULES = tuple(  # of Qwen2
-    NameRule(f"model.layers.*.self_attn.{theirs}_proj.bias", (f"layers.*.attention.w{theirs}.bias",))
-    for theirs in "qkv"
-)
-LLAMA_RULES: tuple[NameRule, ...] = (
-    NameRule("model.embed_tokens.weight", ("embed.tokens.weight",)),
-    NameRule("model.layers.*.input_layernorm.weight", ("layers.*.attention_norm.weight",)),
-    NameRule("model.layers.*.self_attn.q_proj.weight", ("layers.*.attention.wq.weight",)),
-    NameRule("model.layers.*.self_attn.k_proj.weight", ("layers.*.attention.wk.weight",)),
-    NameRule("model.layers.*.self_attn.v_proj.weight", ("layers.*.attention.wv.weight",)),
-    *_QKV_BIAS_RULES,
-    NameRule("model.layers.*.self_attn.o_proj.weight", ("layers.*.attention.wo.weight",)),
-    NameRule("model.layers.*.post_attention_layernorm.weight", ("layers.*.mlp_norm.weight",)),
-    NameRule("model.layers.*.mlp.gate_proj.weight", ("layers.*.mlp.w1.weight",)),
-    NameRule("model.layers.*.mlp.down_proj.weight", ("layers.*.mlp.w2.weight",)),
-    NameRule("model.layers.*.mlp.up_proj.weight", ("layers.*.mlp.w3.weight",)),
-    NameRule("model.norm.weight", ("norm.weight",)),
-    NameRule("lm_head.weight", ("head.weight",)),
-)
 
 
 def rules_for(rules: Sequence[NameRule], names: Sequence[str]) -> list[NameRule]:
@@ -132,6 +89,43 @@ def to_ours(rule: NameRule, theirs: LazyTensor, rows: Sequence[int]) -> Iterator
         read = functools.partial(_part, theirs, rule.transposed, begin, count)
         yield name, LazyTensor(shape=(count, *shape[1:]), dtype=theirs.dtype, read=read)
         begin += count
+
+
+def match_weights(
+    rules: Sequence[NameRule],
+    config: ModelConfig,
+    theirs: Mapping[str, LazyTensor],
+    *,
+    where: Path,
+    settings: str,
+) -> dict[str, LazyTensor]:
+    """All tensors of a model as ours.
+
+    Args:
+        rules: Of the family and format.
+        config: The model.
+        theirs: Its tensors by their names.
+        where: The file or folder.
+        settings: What in it tells the config, for errors.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or of another shape.
+    """
+    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
+    ruled = {rule.theirs: rule for rule in rules_for(rules, list(rows))}
+    if mismatch := find_mismatch(ruled.keys(), theirs.keys()):
+        raise CheckpointError(
+            f"the weights are not those of {settings} ({mismatch})",
+            where=where,
+            fix=f"Check that {settings} and the weights belong together and are complete.",
+        )
+    weights: dict[str, LazyTensor] = {}
+    for name, rule in ruled.items():
+        try:
+            weights.update(to_ours(rule, theirs[name], [rows[part] for part in rule.ours]))
+        except ValueError as error:
+            raise CheckpointError(f"does not fit {settings}: {error}", where=where) from None
+    return weights
 
 
 def _joined(parts: Sequence[LazyTensor], transposed: bool) -> Tensor:

@@ -1,18 +1,25 @@
-"""Megatron-LM's names of parameters: those of megatron.core, to which the older ones are translated.
+"""Megatron-LM's tensors: their names, and how they are fused and divided among tensor-parallel ranks.
 
-Sources: Megatron-LM 992da75 (2023-06) and d98e8a6 (2026-08). A rule's three or two tensors of ours lie
-interleaved in theirs (``layout.py``), not simply joined as in Hugging Face's models.
+Names are those of megatron.core, to which the older ones are translated. Sources: Megatron-LM 992da75
+(2023-06) and d98e8a6 (2026-08).
+
+Queries, keys and values are one tensor, ordered by head in a way that changed with the checkpoint's
+version; the gate and the up projection of a SwiGLU are one tensor too, of which each rank holds the two
+halves of its part. Rows: G groups (key/value heads), N query heads, H head dim.
 """
 
+import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
-from groundup.checkpoint.huggingface.names import NameRule
-from groundup.models import ModelConfig
-from groundup.models.llama import LlamaConfig
+from groundup.checkpoint.families import family_of
+from groundup.checkpoint.families.name_rules import NameRule
+from groundup.models import ModelConfig, axes_of
+from groundup.models.spec import dimensions_of
 
 Naming = Literal["legacy", "core", "core-fused"]
 """``legacy``: megatron.model, until 2024; ``core``: megatron.core; ``core-fused``: its Transformer Engine
@@ -71,15 +78,15 @@ _TO_FUSED = (
 )
 _WITH_EXTRA_STATE = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 _IGNORED = ("_extra_state", "rotary_pos_emb.inv_freq", "rotary_emb.inv_freq")
+_SPLIT_DIMENSIONS = ("vocab", "heads", "kv_heads", "ffn")
+CURRENT_VERSION = 3.0
 
 
 def rules(config: ModelConfig) -> tuple[NameRule, ...]:
     """A rule for each tensor of theirs in models of a kind; ``*`` stands for a layer number."""
-    gated = isinstance(config, LlamaConfig)
-    fc1 = ("layers.*.mlp.w1", "layers.*.mlp.w3") if gated else ("layers.*.mlp.w1",)
     return tuple(
         NameRule(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours))
-        for theirs, ours in (*_MODULES, (_FC1, fc1))
+        for theirs, ours in (*_MODULES, (_FC1, family_of(config).megatron.mlp_inputs))
         for kind in ("weight", "bias")
     )
 
@@ -155,3 +162,64 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Tens
             yield from _flat(value, f"{prefix}{key}.")
         elif isinstance(value, Tensor):
             yield f"{prefix}{key}", value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packing:
+    """How our tensors lie in theirs, for one model and one checkpoint version.
+
+    Attributes:
+        config: The model.
+        version: 0: rows [3, N, H]; 1: [N, H, 3]; 2 and 3: [G, N / G + 2, H].
+    """
+
+    config: ModelConfig
+    version: float = CURRENT_VERSION
+
+    def unpack(self, rule: NameRule, theirs: Tensor) -> list[Tensor]:
+        """The parts of ours in one rank's tensor."""
+        if len(rule.ours) == 3:
+            return self._unpack_qkv(theirs)
+        return list(theirs.chunk(len(rule.ours)))
+
+    def pack(self, rule: NameRule, ours: Sequence[Tensor]) -> Tensor:
+        """One rank's tensor of its parts of ours, in the current version's layout."""
+        assert self.version == CURRENT_VERSION, "older layouts are only read"
+        if len(rule.ours) == 3:
+            rest = ours[0].shape[1:]
+            width = self.config.head_dim
+            groups = ours[1].shape[0] // width
+            query, key, value = (part.reshape(groups, -1, width, *rest) for part in ours)
+            return torch.cat((query, key, value), dim=1).reshape(-1, *rest)
+        return torch.cat(tuple(ours)) if len(ours) > 1 else ours[0]
+
+    def _unpack_qkv(self, theirs: Tensor) -> list[Tensor]:
+        rest, width = theirs.shape[1:], self.config.head_dim
+        if self.version == 0:
+            return [part.reshape(-1, *rest) for part in theirs.reshape(3, -1, *rest)]
+        if self.version == 1:
+            by_head = theirs.reshape(-1, width, 3, *rest)
+            return [by_head[:, :, part].reshape(-1, *rest) for part in range(3)]
+        heads = self.config.num_heads // self.config.num_kv_heads
+        by_group = theirs.reshape(-1, heads + 2, width, *rest)
+        parts = (by_group[:, :heads], by_group[:, heads], by_group[:, heads + 1])
+        return [part.reshape(-1, *rest) for part in parts]
+
+
+def split_dim(name: str, config: ModelConfig) -> int | None:
+    """The dimension along which tensor-parallel ranks divide one of our parameters; None: each has it all."""
+    for dim, dimension in enumerate(dimensions_of(axes_of(config), name)):
+        if dimension in _SPLIT_DIMENSIONS:
+            return dim
+    return None
+
+
+def fused_shape(
+    rule: NameRule, shapes: Sequence[tuple[int, ...]], config: ModelConfig, tp: int
+) -> tuple[int, ...]:
+    """The shape of one rank's tensor of theirs, from the whole shapes of ours."""
+    dim = split_dim(rule.ours[0], config)
+    shape = [sum(shape[0] for shape in shapes), *shapes[0][1:]]
+    if dim is not None:
+        shape[dim] //= tp
+    return tuple(shape)
