@@ -3,16 +3,17 @@
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import orjson
 import pytest
 
+from tests.forked import python
+
 
 def start(folder, *options):
-    command = [sys.executable, "-m", "groundup", "quickstart", "--out", str(folder), *options]
+    command = [python(), "-m", "groundup", "quickstart", "--out", str(folder), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -56,7 +56,7 @@ def train_on_ranks(
         configs: What to train.
         folder: For what the ranks are told.
         work: What to do with each config instead, a function of a module.
-        start_method: "spawn" where the memory of a process is measured: a fork has its parent's.
+        start_method: "spawn" where memory is measured or orders of sets matter: a fork has its parent's.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -3,10 +3,10 @@
 import os
 import re
 import subprocess
-import sys
 
 import pytest
 
+from tests.forked import python
 from tests.parallel.test_launch import RANK, failure_report
 
 GLOO = RANK.with_name("rank_on_gloo.py")
@@ -23,7 +23,7 @@ WAYS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("how", WAYS)
 def test_a_rank_that_hangs_is_named_with_its_stack(tmp_path, how):
-    code, lines, stderr = failure_report(tmp_path, 1, how, GLOO)
+    code, lines, stderr = failure_report(tmp_path, 1, how, GLOO, python())
     message, stack = WAYS[how]
     assert re.match(
         rf"groundup: first failure: rank 1 \({HOST}\), step 40, phase backward: Hang: {message}", lines[0]
@@ -37,7 +37,7 @@ def torchrun(folder, culprit, how):
     """What torchrun says when the culprit of three ranks fails."""
     words = ["--standalone", "--nproc-per-node", "3", str(GLOO), str(culprit), how, str(folder)]
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
+        [python(), "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
     )
     assert run.returncode != 0
     return run.stderr
