@@ -37,7 +37,7 @@ def make_corpus(path: Path, num_documents: int):
 def test_ctrl_c_and_again_ends_where_an_undisturbed_run_does(tmp_path):
     corpus = tmp_path / "numbers.jsonl"
     make_corpus(corpus, 300)
-    options = ("--corpus", str(corpus), "num_steps=60")
+    options = ("--corpus", str(corpus), "num_steps=24")
     process = start(tmp_path / "cut", *options)
     while (
         not (tmp_path / "cut/run/train.log").exists()
