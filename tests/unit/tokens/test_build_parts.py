@@ -290,11 +290,9 @@ def test_a_killed_build_goes_on_where_it_was(
     for _ in range(40):
         before = finished(parts)
         with subprocess.Popen(command, stderr=subprocess.PIPE) as build:
-            deadline = time.monotonic() + 60
             want = len(before) + generator.randrange(1, 12)
             # A random moment after some more parts are done: the joining and the end are moments too.
             while build.poll() is None and len(finished(parts)) < min(want, total):
-                assert time.monotonic() < deadline
                 time.sleep(0.001)
             time.sleep(generator.random() * 0.02)
             build.kill()
@@ -310,7 +308,7 @@ def test_a_killed_build_goes_on_where_it_was(
         assert removing or before.keys() <= after.keys()
         if before and f"{len(before)} of {total} parts are done already" not in said:
             assert "parts are done" not in said  # killed before it could say so
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True)
     assert kills >= 3
     assert artefacts(prefix) == in_one
     assert not parts.exists()
@@ -328,16 +326,15 @@ def test_ctrl_c_ends_all_and_the_next_run_continues(
         "log.set_up()\n"
         "import time, groundup.tokens.tokenize.part_files as files\n"
         "plain = files.PartWriter.add\n"
-        "files.PartWriter.add = lambda *arguments: time.sleep(0.5) or plain(*arguments)\n",
+        "files.PartWriter.add = lambda *arguments: plain(*arguments) or time.sleep(600)\n",
     )
     command = [sys.executable, "-c", code, str(corpus), str(prefix), str(tmp_path / "tokenizer"), "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as build:
-        deadline = time.monotonic() + 60
         while not any("part-" in path.name for path in prefix.parent.glob("data_parts/*")):
-            assert time.monotonic() < deadline
+            assert build.poll() is None, build.stderr.read().decode()
             time.sleep(0.01)
         os.killpg(build.pid, signal.SIGINT)
-        build.communicate(timeout=30)  # returns only when no process holds the pipe
+        build.communicate()  # returns only when no process holds the pipe
     assert build.returncode != 0
     assert not bin_path(prefix.with_name("data_text_document")).exists()
     build_tokens([corpus], prefix, small_tokenizer, workers=2, bad_records=ANY, part_bytes=part_bytes)

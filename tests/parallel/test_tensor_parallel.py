@@ -24,6 +24,7 @@ from groundup.parallel.tensor_parallel import (
 )
 from groundup.train.loss import IGNORE, linear_cross_entropy
 from tests.instances import MODELS
+from tests.parallel.ranks import start_ranks
 
 SIZES = {"vocab_size": 500, "max_sequence_length": 64, "num_layers": 2, "hidden_size": 48, "ffn_size": 96}
 CASES = {
@@ -186,7 +187,9 @@ def results(tmp_path_factory):
     def of(world):
         if world not in done:
             folder = tmp_path_factory.mktemp(f"world-{world}")
-            torch.multiprocessing.spawn(process, (world, folder), nprocs=world)
+            ranks = start_ranks(process, (world, folder), world)
+            while not ranks.join():
+                pass
             done[world] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(world)]
         return done[world]
 

@@ -101,4 +101,5 @@ def test_values_and_ties_are_those_of_the_whole_model(data: Path, tmp_path: Path
 def test_no_rank_has_more_than_its_part(data: Path, tmp_path: Path) -> None:
     config = make_config(data, tmp_path / "run", "global_batch_size=4")
     for layout in (Layout(dp=2, zero=3), Layout(pp=2)):
-        train_on_ranks(2, [dataclasses.replace(config, layout=layout)], tmp_path, work=measure)
+        one = dataclasses.replace(config, layout=layout)
+        train_on_ranks(2, [one], tmp_path, work=measure, start_method="spawn")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from groundup.models.masks import Masks
 from groundup.parallel.context_parallel import _SharedMasks, tokens_of_rank
+from tests.parallel.ranks import start_ranks
 
 WORLDS = (2, 4)
 
@@ -109,8 +110,9 @@ def dropped(group):
     return [float(weights[visible].double().mean()), float(weights[~visible].double().mean())]
 
 
-def process(rank, world, folder, pipe):
+def process(rank, world, folder, pipes):
     """Answers until there is nothing more to do."""
+    pipe = pipes[rank]
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -132,13 +134,8 @@ class Ranks:
     """Processes that check one case after the other."""
 
     def __init__(self, world, folder):
-        context = torch.multiprocessing.get_context("spawn")
-        self.pipes, self.processes = [], []
-        for rank in range(world):
-            here, there = context.Pipe()
-            self.pipes.append(here)
-            self.processes.append(context.Process(target=process, args=(rank, world, folder, there)))
-            self.processes[-1].start()
+        self.pipes, theirs = zip(*(torch.multiprocessing.Pipe() for _ in range(world)), strict=True)
+        self.processes = start_ranks(process, (world, folder, theirs), world)
 
     def check(self, *work):
         for pipe in self.pipes:
@@ -149,9 +146,10 @@ class Ranks:
         return answers
 
     def close(self):
-        for pipe, one in zip(self.pipes, self.processes, strict=True):
+        for pipe in self.pipes:
             pipe.send(None)
-            one.join()
+        while not self.processes.join():
+            pass
 
 
 @pytest.fixture(scope="module", params=WORLDS)
