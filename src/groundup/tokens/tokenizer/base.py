@@ -39,10 +39,6 @@ class Tokenizer(Protocol):
         """The ids of a text as uint32 [num_tokens]."""
         ...
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        ...
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""
         ...

@@ -221,10 +221,6 @@ class ByteLevelTokenizer:
             return np.array(self.encode(text), dtype=np.uint32)
         return self._ids[ranks]
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""
         specials = self._special_names

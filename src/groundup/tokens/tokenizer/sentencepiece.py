@@ -98,10 +98,6 @@ class SentencePieceTokenizer:
         ids: npt.NDArray[np.int32] = self._processor.encode(whole_text(text), return_type="numpy")
         return ids.view(np.uint32)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        return [self.encode(text) for text in texts]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; control pieces by their names, invalid UTF-8 as U+FFFD.
 
