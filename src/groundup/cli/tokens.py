@@ -103,11 +103,12 @@ def build(
     report = build_tokens(sources, prefix, loaded, ray=ray, **settings)
     for name, written in report.prefixes.items():
         counts = report.counts[name]
-        per_token = counts["text_bytes"] / max(1, counts["tokens"])
+        text_bytes = counts.text_bytes or 0
+        per_token = text_bytes / max(1, counts.tokens)
         state = " (was there already)" if report.reused else ""
         sys.stdout.write(
-            f"{written}{state}\n  {counts['documents']:,} documents, {counts['tokens']:,} tokens,"
-            f" {counts['text_bytes'] / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
+            f"{written}{state}\n  {counts.documents:,} documents, {counts.tokens:,} tokens,"
+            f" {text_bytes / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
         )
-        if counts["empty_documents"]:
-            sys.stdout.write(f"  {counts['empty_documents']:,} empty documents left out\n")
+        if counts.empty_documents:
+            sys.stdout.write(f"  {counts.empty_documents:,} empty documents left out\n")

@@ -420,8 +420,8 @@ def test_a_tokenizer_that_fails_on_a_text_makes_it_a_bad_record(
 
     monkeypatch.setattr(type(small_tokenizer), "encode_array", encode)
     report = build_tokens([path], tmp_path / "out", small_tokenizer, workers=0)
-    assert report.counts["text"]["documents"] == 2
-    assert report.counts["text"]["bad_records"]["offenders"] == [
+    assert report.counts["text"].documents == 2
+    assert list(report.counts["text"].bad_records.offenders) == [
         f"{path}:2: tokenizer failed (RuntimeError: too deep)"
     ]
 
@@ -536,9 +536,9 @@ def test_parquet_is_read_by_columns_with_its_bad_rows_named(
         [path], tmp_path / "out", small_tokenizer, keys=["body", "title"], workers=0, bad_records=ANY,
         part_bytes=1,
     )  # fmt: skip
-    assert report.counts["title"]["documents"] == 3
-    assert report.counts["body"]["empty_documents"] == 1
-    assert report.counts["body"]["bad_records"]["offenders"] == [
+    assert report.counts["title"].documents == 3
+    assert report.counts["body"].empty_documents == 1
+    assert list(report.counts["body"].bad_records.offenders) == [
         f"{path}:2: not UTF-8 (invalid start byte at byte 0)",
         f"{path}:3: text is not a string ('body' is null)",
     ]

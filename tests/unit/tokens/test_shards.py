@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.manifest import Manifest
+from groundup.tokens.dataset.dataset_manifest import describe_dataset, manifest_path
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.dataset.indexed_shards import IndexedParts
@@ -202,7 +202,7 @@ def test_refuses_a_wrong_npy_shard(tmp_path):
             open_source(path)
 
 
-def test_refuses_what_does_not_go_together(tmp_path):
+def test_refuses_what_does_not_go_together(tmp_path, small_tokenizer):
     write_npy(tmp_path / "a.npy", [1])
     write_npy(tmp_path / "b.npy", [1], "<u4")
     with pytest.raises(DataError, match=r"b\.npy: holds uint32, a\.npy holds uint16"):
@@ -217,8 +217,9 @@ def test_refuses_what_does_not_go_together(tmp_path):
         open_source(tmp_path / "parts")
     write_indexed(two, [[[1]]])
     for prefix, mark in ((one, "aaa"), (two, "bbb")):
-        about = {"tokenizer": {"folder": "tokenizer", "fingerprint": mark}}
-        Manifest(kind="tokens", about=about).write(prefix.with_name(prefix.name + ".json"))
+        describe_dataset(prefix, small_tokenizer, inputs={})
+        manifest = manifest_path(prefix)
+        manifest.write_text(manifest.read_text().replace(small_tokenizer.fingerprint, mark))
     with pytest.raises(DataError, match=r"two: was built with the tokenizer bbb, .*one with aaa"):
         open_source(tmp_path / "parts")
     with pytest.raises(DataError, match="no token files were named"):

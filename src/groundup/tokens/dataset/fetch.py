@@ -9,10 +9,10 @@ from pathlib import Path
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import checksum, require_free_space
 from groundup.core.lock import locked
-from groundup.core.manifest import Manifest
+from groundup.core.manifest import manifest_from, write_manifest
 from groundup.core.object_store import Download, ObjectStore, is_pattern, name_of
 from groundup.core.progress import Progress
-from groundup.tokens.dataset.dataset_manifest import manifest_path
+from groundup.tokens.dataset.dataset_manifest import TokensManifest, manifest_path
 from groundup.tokens.dataset.open import MEGATRONS_CACHE, open_source
 from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
 
@@ -79,7 +79,7 @@ def fetch_tokens(urls: Sequence[str], prefix: Path, *, connections: int = 8) -> 
         for item in items:
             open_source(item.target)
             if item.manifest is not None:
-                item.manifest.write(manifest_path(item.target))
+                write_manifest(manifest_path(item.target), item.manifest)
     return FetchReport(
         paths=[item.target for item in items],
         num_fetched=len(missing),
@@ -95,7 +95,7 @@ class _Item:
 
     target: Path
     files: list[Download]
-    manifest: Manifest | None = None
+    manifest: TokensManifest | None = None
 
 
 def _prefix(url: str) -> str:
@@ -152,7 +152,7 @@ def _dataset(store: ObjectStore, prefix: str, target: Path) -> _Item:
             target, [Download(url, paths[url], size) for url, size in sizes.items() if size is not None]
         )
     manifest = _manifest(store, f"{prefix}.json")
-    tokenizer = manifest.about["tokenizer"]["folder"]
+    tokenizer = manifest.about.tokenizer.folder
     recorded = {f"{prefix.rpartition('/')[0]}/{name}": file for name, file in manifest.files.items()}
     if not recorded.keys() <= paths.keys() or not _is_name(tokenizer):
         raise DataError(
@@ -168,22 +168,19 @@ def _dataset(store: ObjectStore, prefix: str, target: Path) -> _Item:
                 fix="Put the right file there.",
             )
     files = [Download(url, paths[url], one.bytes, one.checksum) for url, one in recorded.items()]
-    about = manifest.about | (
-        {"origins": paths[urls[".origins"]].name} if "origins" in manifest.about else {}
-    )
     here = {paths[url].name: one for url, one in recorded.items()}
     if not holds_tokenizer(target.with_name(tokenizer)):
         files += _tokenizer(store, f"{prefix.rpartition('/')[0]}/{tokenizer}", target.with_name(tokenizer))
-    return _Item(target, files, dataclasses.replace(manifest, files=here, about=about))
+    return _Item(target, files, dataclasses.replace(manifest, files=here))
 
 
 def _is_name(folder: str) -> bool:
     return folder not in ("", ".", "..") and "/" not in folder and "\\" not in folder
 
 
-def _manifest(store: ObjectStore, url: str) -> Manifest:
+def _manifest(store: ObjectStore, url: str) -> TokensManifest:
     try:
-        return Manifest.of(json.loads(store.read(url)), "tokens", where=url)
+        return manifest_from(json.loads(store.read(url)), TokensManifest, where=url)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"not valid JSON ({error})", where=url) from None
 
@@ -218,8 +215,8 @@ def _download(
 
 def _check_tokenizers(items: Sequence[_Item]) -> None:
     """Refuses a tokenizer here that is not the one that the data was built with."""
-    described = [(item.target, item.manifest.about["tokenizer"]) for item in items if item.manifest]
-    for folder, expected in {(path.with_name(one["folder"]), one["fingerprint"]) for path, one in described}:
+    described = [(item.target, item.manifest.about.tokenizer) for item in items if item.manifest]
+    for folder, expected in {(path.with_name(one.folder), one.fingerprint) for path, one in described}:
         if (found := load_tokenizer(folder).fingerprint) != expected:
             raise DataError(
                 f"the tokenizer here is {found}, the data was built with {expected}",

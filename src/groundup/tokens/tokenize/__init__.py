@@ -11,12 +11,12 @@ import errno
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from groundup.core.errors import ConfigError, MachineError
 from groundup.core.executor.local import number_of_workers
 from groundup.core.executor.tasks import RayRunner, pending, share_of_rank
 from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.tokens.dataset.dataset_manifest import TokensCounts
 from groundup.tokens.tokenize.parts import PART_BYTES
 from groundup.tokens.tokenize.steps import Build
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -34,7 +34,7 @@ class TokensReport:
     """
 
     prefixes: dict[str, Path]
-    counts: dict[str, dict[str, Any]]
+    counts: dict[str, TokensCounts]
     reused: bool
     seconds: float
 
