@@ -34,8 +34,8 @@ def build(
     """Tokenize documents into Megatron-LM's .bin and .idx, in the order of the input.
 
     Writes PREFIX_KEY_document.bin and .idx, byte for byte what Megatron-LM's preprocess_data.py writes,
-    PREFIX_KEY_document.origins (the file, line and URL of each document), PREFIX_KEY_document.json (what is
-    in them and what they were made from) and PREFIX_tokenizer/.
+    PREFIX_KEY_document.sources.npz (the file, line and URL of each document), PREFIX_KEY_document.json (what
+    is in them and what they were made from) and PREFIX_tokenizer/.
 
     The input is cut into parts of about 64 MB, whose pieces lie in PREFIX_parts/ until they are joined. Run
     again after Ctrl-C or a kill, it does only the parts that are missing; run again when all is done, it

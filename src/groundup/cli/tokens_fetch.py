@@ -10,10 +10,11 @@ from groundup.tokens.dataset.fetch import fetch_tokens
 def fetch(*urls: str, prefix: Path, connections: int = 8) -> None:
     """Fetch token files from object storage or a web server, to train on them from a local disk.
 
-    A dataset in Megatron-LM's format comes with its manifest, origins and tokenizer, where it has them. Files
-    are verified by the checksums in the manifest; without one, by the sizes that headers tell. Each appears
-    when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that are there and fetches
-    the others; to continue within a file, use the store's own tool and then `groundup tokens verify`.
+    A dataset in Megatron-LM's format comes with its manifest, document sources and tokenizer, where it
+    has them. Files are verified by the checksums in the manifest; without one, by the sizes that headers
+    tell. Each appears when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that
+    are there and fetches the others; to continue within a file, use the store's own tool and then
+    `groundup tokens verify`.
 
     Needs pip install 'groundup[remote]', and for S3 s3fs, for Google Cloud gcsfs, for Azure adlfs.
     Credentials are the store's own matter; for public buckets of S3 set FSSPEC_S3_ANON=true.

@@ -123,7 +123,7 @@ def trace(
         document: Number of a document of the (first) source, from 0.
         step: Number of a step, from 1 as the log counts.
         split: train, validation or test; the held-out ones count in file order.
-        characters: How much of each document to show; 0 for origins alone.
+        characters: How much of each document to show; 0 for their sources alone.
     """
     if sum(chosen is not None for chosen in (sample, document, step)) != 1:
         raise ConfigError(
@@ -234,7 +234,7 @@ def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) ->
 
 
 def _show(piece: Piece, tokenizer: Tokenizer | None, characters: int) -> None:
-    origin = piece.origin
+    origin = piece.came_from
     if origin is None:
         came = "origin not recorded"
     else:

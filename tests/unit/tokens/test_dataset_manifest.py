@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from groundup.cli import tokens_files
+from groundup.cli import tokens_files, tokens_plan
 from groundup.core.errors import DataError
 from groundup.core.manifest import describe_files
 from groundup.tokens.dataset.dataset_manifest import find_manifest, manifest_path, tokenizer_of
@@ -59,6 +59,8 @@ def test_an_old_data_set_is_read(old, small_tokenizer, capsys):
     assert tokenizer_of(old).fingerprint == small_tokenizer.fingerprint
     tokens_files.verify(old)
     assert capsys.readouterr().out.endswith("structure, ids and checksums are right\n")
+    tokens_plan.trace(old, "data.sequence_length=2", "data.split=1,0,0", sample=0)
+    assert "origin not recorded" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

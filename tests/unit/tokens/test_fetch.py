@@ -14,7 +14,7 @@ import pytest
 
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.tokens.dataset.dataset_manifest import describe_dataset, manifest_path, tokenizer_of
-from groundup.tokens.dataset.document_sources import OriginsWriter, origins_path
+from groundup.tokens.dataset.document_sources import DocumentSourcesWriter, document_sources_path
 from groundup.tokens.dataset.fetch import fetch_tokens
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
@@ -108,8 +108,8 @@ def dataset(tmp_path, small_tokenizer):
     prefix = write_indexed(
         tmp_path / "there" / "web", [[tokens[at : at + 100]] for at in range(0, 3000, 100)]
     )
-    with OriginsWriter(origins_path(prefix)) as origins:
-        origins.add("web.jsonl", np.arange(1, 31))
+    with DocumentSourcesWriter(document_sources_path(prefix)) as sources:
+        sources.add("web.jsonl", np.arange(1, 31))
     describe_dataset(prefix, small_tokenizer, inputs={})
     return prefix
 
@@ -150,7 +150,7 @@ def test_under_another_name(dataset, tmp_path, small_tokenizer):
     _fetch(f"file://{dataset}.bin", prefix=here)
     assert bin_path(here).read_bytes() == bin_path(dataset).read_bytes()
     assert tokenizer_of(here).fingerprint == small_tokenizer.fingerprint
-    assert '"mine.origins"' in manifest_path(here).read_text()
+    assert '"mine.sources.npz"' in manifest_path(here).read_text()
     assert "web." not in manifest_path(here).read_text()
     assert _fetch(f"file://{dataset}", prefix=here).num_fetched == 0
 

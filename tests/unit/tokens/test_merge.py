@@ -15,7 +15,11 @@ from groundup.tokens.dataset.dataset_manifest import (
     manifest_path,
     tokenizer_of,
 )
-from groundup.tokens.dataset.document_sources import Origins, OriginsWriter, origins_path
+from groundup.tokens.dataset.document_sources import (
+    DocumentSources,
+    DocumentSourcesWriter,
+    document_sources_path,
+)
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
 from tests.unit.tokens.token_files import GPT2, LLAMA3, index_bytes, write_indexed, write_llmc, write_npy
@@ -24,22 +28,22 @@ DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=
 
 
 def _described(prefix, documents, tokenizer, *, text_bytes):
-    """A dataset of one sequence a document, with manifest and origins as a build leaves them."""
+    """A dataset of one sequence a document, with manifest and document sources as a build leaves them."""
     write_indexed(prefix, [[document] for document in documents])
     bad = BadRecordCounts(bad=1, by_reason={prefix.name: 1}, offenders=(f"{prefix.name}:3",))
     counts = {"text_bytes": text_bytes, "bad_records": bad}
     about = {"key": "text", "append_end_of_document": True}
     describe_dataset(prefix, tokenizer, inputs={"sources": prefix.name}, counts=counts, about=about)
-    with OriginsWriter(origins_path(prefix)) as origins:
+    with DocumentSourcesWriter(document_sources_path(prefix)) as sources:
         lines = np.arange(1, len(documents) + 1)
         urls = [f"https://{prefix.name}/{line}".encode() if line % 2 else b"" for line in lines]
-        origins.add(f"{prefix.name}.jsonl", lines, np.array(list(map(len, urls))), b"".join(urls))
+        sources.add(f"{prefix.name}.jsonl", lines, np.array(list(map(len, urls))), b"".join(urls))
     return prefix
 
 
-def _origins(prefix):
-    origins = Origins(prefix)
-    return [(found.source, found.line, found.url) for found in map(origins.origin, range(len(origins)))]
+def _sources(prefix):
+    sources = DocumentSources(prefix)
+    return [(found.source, found.line, found.url) for found in map(sources.__getitem__, range(len(sources)))]
 
 
 @given(parts=st.lists(DOCUMENTS, min_size=1, max_size=4), int32=st.booleans())
@@ -63,7 +67,7 @@ def test_merges_as_megatron_does(tmp_path_factory, parts, int32):
     assert sorted(path.name for path in folder.iterdir() if "out" in path.name) == ["out.bin", "out.idx"]
 
 
-def test_manifests_and_origins_go_along(tmp_path, small_tokenizer):
+def test_manifests_and_document_sources_go_along(tmp_path, small_tokenizer):
     one = _described(tmp_path / "one", [[1, 2], [3], [4, 5]], small_tokenizer, text_bytes=10)
     two = _described(tmp_path / "two", [[6], [7, 8]], small_tokenizer, text_bytes=5)
     merge_tokens([two, one], tmp_path / "out" / "all")
@@ -76,7 +80,7 @@ def test_manifests_and_origins_go_along(tmp_path, small_tokenizer):
     assert list(manifest.inputs) == ["two", "one"]
     assert (manifest.about.key, manifest.about.append_end_of_document) == ("text", True)
     assert tokenizer_of(both).fingerprint == small_tokenizer.fingerprint
-    assert _origins(both) == _origins(two) + _origins(one)
+    assert _sources(both) == _sources(two) + _sources(one)
 
 
 def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
@@ -84,13 +88,13 @@ def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
     two = write_indexed(tmp_path / "two", [[[3]]])
     out = tmp_path / "out"
     manifest_path(out).write_text("{}")  # of an earlier merge: never left beside new files
-    origins_path(out).write_bytes(b"old")
+    document_sources_path(out).write_bytes(b"old")
     with caplog.at_level("WARNING", logger="groundup"):
         merge_tokens([one, two], out)
     assert "no manifest is written" in caplog.text
-    assert "no origins are written" in caplog.text
+    assert "no document sources are written" in caplog.text
     assert not manifest_path(out).exists()
-    assert not origins_path(out).exists()
+    assert not document_sources_path(out).exists()
     merge_tokens([one, two], out, tokenizer=small_tokenizer)
     assert find_manifest(out).counts == TokensCounts(documents=2, tokens=3)
     with pytest.raises(DataError, match="one: was built with the tokenizer"):
@@ -174,7 +178,7 @@ def test_a_second_merge_finds_its_work_done(tmp_path, small_tokenizer):
     out = tmp_path / "out"
     first = merge_tokens([one, two], out)
     assert not first.reused
-    assert set(find_manifest(out).files) == {"out.bin", "out.idx", "out.origins"}
+    assert set(find_manifest(out).files) == {"out.bin", "out.idx", "out.sources.npz"}
     written = bin_path(out).stat().st_ino
 
     again = merge_tokens([one, two], out)
@@ -185,7 +189,7 @@ def test_a_second_merge_finds_its_work_done(tmp_path, small_tokenizer):
     _described(two, [[6], [7, 9]], small_tokenizer, text_bytes=5)
     assert not merge_tokens([two, one], out).reused
     assert IndexedDataset(out).tokens.tolist() == [6, 7, 9, 1, 2, 3]
-    origins_path(out).unlink()
+    document_sources_path(out).unlink()
     assert not merge_tokens([two, one], out).reused
     assert merge_tokens([two, one], out).reused
 

@@ -20,7 +20,7 @@ from groundup.core.manifest import (
 from groundup.core.progress import Progress
 from groundup.core.vocabulary import padded_vocab_size, require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordCounts
-from groundup.tokens.dataset.document_sources import origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, strip_ending
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
@@ -254,7 +254,9 @@ def describe_dataset(
     """
     folder = f"{prefix.name}_tokenizer"
     tokenizer.save(prefix.with_name(folder))
-    paths = [path for path in (bin_path(prefix), idx_path(prefix), origins_path(prefix)) if path.is_file()]
+    paths = [
+        path for path in (bin_path(prefix), idx_path(prefix), document_sources_path(prefix)) if path.is_file()
+    ]
     with Progress(f"checksums of {prefix}", sum(path.stat().st_size for path in paths), "B") as progress:
         files = describe_files(prefix.parent, [path.name for path in paths], on_read=progress.add)
     data = IndexedDataset(prefix)

@@ -30,7 +30,7 @@ from groundup.tokens.dataset.dataset_manifest import (
     require_as_recorded,
     warn_of_replacement,
 )
-from groundup.tokens.dataset.document_sources import join_origins, origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
 from groundup.tokens.dataset.indexed_shards import IndexedParts
@@ -70,8 +70,8 @@ def merge_tokens(
     """Writes ``{prefix}.bin`` and ``.idx`` with all documents of the sources, in this order.
 
     A manifest is written too when the tokenizer is known: named here, or by the manifests of all parts.
-    Origins are joined when all parts have them. Where the manifest says that it was made of these same
-    files, unchanged since, nothing is done.
+    Document sources are joined when all parts have them. Where the manifest says that it was made of these
+    same files, unchanged since, nothing is done.
 
     Args:
         sources: Prefixes, shards, folders and globs, all of one kind; a folder's files come in the order
@@ -118,7 +118,7 @@ def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeR
     tokenizer = common_tokenizer(prefixes, named)
     if tokenizer is None:
         logger.warning("no manifest is written: a part has none, and no tokenizer was named")
-    every = (bin_path, idx_path, origins_path, manifest_path)
+    every = (bin_path, idx_path, document_sources_path, manifest_path)
     made_of = stat_fingerprint(path(part) for part in prefixes for path in every)
     if tokenizer and (report := _found(prefix, len(prefixes), made_of, tokenizer)):
         return report
@@ -137,7 +137,7 @@ def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeR
         for part in prefixes:
             writer.add_dataset(IndexedDataset(part), on_copied=progress.add)
         _remove_descriptions(prefix)
-    _join_origins(prefixes, prefix)
+    _join_document_sources(prefixes, prefix)
     if tokenizer:
         manifests = [manifest for part in prefixes if (manifest := find_manifest(part))]
         whole = manifests if len(manifests) == len(prefixes) else []
@@ -221,18 +221,18 @@ def _found(prefix: Path, num_parts: int, made_of: str, tokenizer: Tokenizer) -> 
 
 
 def _remove_descriptions(prefix: Path) -> None:
-    """Never an old manifest or old origins beside new files."""
+    """Never leaves an old manifest or old document sources beside new files."""
     manifest_path(prefix).unlink(missing_ok=True)
-    origins_path(prefix).unlink(missing_ok=True)
+    document_sources_path(prefix).unlink(missing_ok=True)
 
 
-def _join_origins(prefixes: Sequence[Path], prefix: Path) -> None:
-    paths = [origins_path(part) for part in prefixes]
+def _join_document_sources(prefixes: Sequence[Path], prefix: Path) -> None:
+    paths = [document_sources_path(part) for part in prefixes]
     missing = [path for path in paths if not path.is_file()]
     if not missing:
-        join_origins([(path, 0) for path in paths], origins_path(prefix))
+        join_document_sources([(path, 0) for path in paths], document_sources_path(prefix))
     elif len(missing) < len(paths):
-        logger.warning("no origins are written: %s is not there", missing[0])
+        logger.warning("no document sources are written: %s is not there", missing[0])
 
 
 def _inputs(prefixes: Sequence[Path]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.document_sources import DocumentSource, DocumentSources, document_sources_path
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.dataset.indexed_shards import IndexedParts
@@ -22,7 +22,7 @@ class Piece:
         end: Behind its last token here.
         length: Tokens of the whole document.
         ids: Its tokens here.
-        origin: Where the document came from; None when that is not recorded.
+        came_from: Where the document came from; None when that is not recorded.
     """
 
     source: TokenSource
@@ -31,7 +31,7 @@ class Piece:
     end: int
     length: int
     ids: list[int]
-    origin: Origin | None
+    came_from: DocumentSource | None
 
 
 def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list[Piece]:
@@ -43,7 +43,7 @@ def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list
         ordered: Count in file order instead.
 
     Raises:
-        DataError: The file of origins is damaged.
+        DataError: The file of document sources is damaged.
     """
     return [
         piece
@@ -78,21 +78,21 @@ def _pieces(source: TokenSource, begin: int, end: int) -> Iterator[Piece]:
                 end=here_end - document_begin,
                 length=document_end - document_begin,
                 ids=source.tokens[here_begin:here_end].tolist(),
-                origin=origin_of(source, document),
+                came_from=document_source(source, document),
             )
 
 
-def origin_of(source: TokenSource, document: int) -> Origin | None:
+def document_source(source: TokenSource, document: int) -> DocumentSource | None:
     """Where a document came from; None when that is not recorded (Megatron-LM records nothing)."""
     match source:
-        case IndexedDataset() if origins_path(source.prefix).is_file():
-            return Origins(source.prefix).origin(document)
+        case IndexedDataset() if document_sources_path(source.prefix).is_file():
+            return DocumentSources(source.prefix)[document]
         case IndexedParts():
             prefix, inside = source.local_shard_of(document)
-            return Origins(prefix).origin(inside) if origins_path(prefix).is_file() else None
+            return DocumentSources(prefix)[inside] if document_sources_path(prefix).is_file() else None
         case FlatShards():
             begin = source.token_begin(document)
             number = int(source.tokens.parts_at([begin])[0])
             inside = begin - source.tokens.begins[number]
-            return Origin(source=f"{source.shards[number].path}, token {inside:,}", line=0, url="")
+            return DocumentSource(source=f"{source.shards[number].path}, token {inside:,}", line=0, url="")
     return None

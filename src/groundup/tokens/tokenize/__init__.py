@@ -27,7 +27,7 @@ class TokensReport:
     """What a build wrote.
 
     Attributes:
-        prefixes: For each key, the prefix of its ``.bin``, ``.idx``, ``.origins`` and manifest.
+        prefixes: For each key, the prefix of its ``.bin``, ``.idx``, ``.sources.npz`` and manifest.
         counts: For each key, its manifest's counts.
         reused: Whether an earlier build was found complete.
         seconds: Taken.
@@ -66,7 +66,7 @@ def build_tokens(
     ray: RayRunner | None = None,
     part_bytes: int = PART_BYTES,
 ) -> TokensReport:
-    """Writes ``{prefix}_{key}_document.bin``, ``.idx``, ``.origins``, ``.json`` and ``{prefix}_tokenizer/``.
+    """Writes ``{prefix}_{key}_document.{bin,idx,sources.npz,json}`` and ``{prefix}_tokenizer/``.
 
     With the same settings and unchanged inputs it finds its work done and returns at once; what a killed
     run, or the ranks of ``build_rank``, have finished is taken up from ``{prefix}_parts/``.

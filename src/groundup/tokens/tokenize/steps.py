@@ -22,7 +22,7 @@ from groundup.tokens.dataset.dataset_manifest import (
     describe_tokenizer,
     manifest_path,
 )
-from groundup.tokens.dataset.document_sources import origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import bin_path, idx_path, token_dtype
 from groundup.tokens.tokenize.join import COMMAND, FinishedParts
 from groundup.tokens.tokenize.part_build import BuildPart
@@ -32,7 +32,7 @@ from groundup.tokens.tokenize.schedule import do_parts
 from groundup.tokens.tokenize.tokenize_batch import BatchTokenizer
 from groundup.tokens.tokenizer.base import Tokenizer
 
-_PIECES_VERSION = 1
+_PIECES_VERSION = 2
 _BYTES_PER_TOKEN = 4  # of text, about
 _UNPACKED = 2  # bytes of text in one of a compressed file, at least
 
@@ -242,7 +242,7 @@ class Build:
 
     def _describe(self, key: str, counts: TokensCounts) -> None:
         path = self.prefixes[key]
-        names = [bin_path(path).name, idx_path(path).name, origins_path(path).name]
+        names = [bin_path(path).name, idx_path(path).name, document_sources_path(path).name]
         manifest = TokensManifest(
             fingerprint=self.prints[key],
             inputs=self.made_from,

@@ -202,7 +202,7 @@ def read_dump(folder: Path) -> StepDump:
 
 
 def _origin(piece: Piece) -> dict[str, Any]:
-    origin = piece.origin
+    origin = piece.came_from
     return {
         "document": piece.document,
         "begin": piece.begin,
