@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.tokens.sampling.batch_ramp import BatchSizes
-from groundup.tokens.sampling.feasibility import SPLITS, samples_in
-from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.sampling.feasibility import SPLITS, BlendPlan, SourcePlan, find_mend, samples_in
 from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 

@@ -16,8 +16,7 @@ from groundup.core.errors import DataError, MachineError
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
 from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
-from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
-from groundup.tokens.tokenizer.sentencepiece_json import obstacle
+from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer, obstacle
 from groundup.tokens.tokenizer.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 sentencepiece = pytest.importorskip("sentencepiece")

@@ -278,7 +278,7 @@ def test_splits_by_name(tmp_path):
 def reads(monkeypatch, tmp_path):
     """The shards' tokens are kept track of in a cache of their own; counts how often all are read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("groundup.tokens.dataset.document_index._WORTH_KEEPING_TOKENS", 1)
+    monkeypatch.setattr("groundup.tokens.dataset.flat._WORTH_KEEPING_TOKENS", 1)
     found = []
     find = FlatShards._find_begins
 

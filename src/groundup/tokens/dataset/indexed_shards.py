@@ -13,9 +13,9 @@ import numpy.typing as npt
 from groundup.core.errors import DataError
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import require_same_tokenizer
-from groundup.tokens.dataset.concat import ChainedTokens, keep_some_open
 from groundup.tokens.dataset.dataset_manifest import recorded_tokenizer
 from groundup.tokens.dataset.indexed import IndexedDataset
+from groundup.tokens.dataset.token_source import ChainedTokens, keep_some_open
 
 
 class IndexedParts:

@@ -13,8 +13,14 @@ import numpy.typing as npt
 from groundup.core.concatenate import append_range
 from groundup.core.errors import DataError
 from groundup.core.files import fsync_dir
-from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.dataset.indexed_format import dtype_code, index_header
+from groundup.tokens.dataset.indexed import (
+    IndexedDataset,
+    bin_path,
+    dtype_code,
+    idx_path,
+    index_header,
+    token_dtype,
+)
 
 _CHUNK = 1 << 20
 _COPY_BYTES = 1 << 26

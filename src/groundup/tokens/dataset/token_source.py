@@ -1,6 +1,11 @@
-"""What a tokenized dataset is to those who train on it, whatever files it lies in."""
+"""What a tokenized data set is to those who train on it, whatever files it lies in."""
 
+import bisect
 import dataclasses
+import functools
+import itertools
+import mmap
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,3 +74,82 @@ class TokenSource(Protocol):
     def documents_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """The document that each of these tokens belongs to, of the same shape."""
         ...
+
+
+_OPEN_FILES = 64
+
+
+class ChainedTokens:
+    """Tokens of parts that lie in different files; a slice within one part is a view of it.
+
+    Args:
+        lengths: Tokens of each part.
+        open_part: Maps the tokens of a part, by its number.
+        dtype: Of the tokens.
+    """
+
+    def __init__(
+        self, lengths: Sequence[int], open_part: Callable[[int], npt.NDArray[Any]], dtype: np.dtype[Any]
+    ) -> None:
+        self.begins = [0, *itertools.accumulate(lengths)]
+        self.dtype = dtype
+        self._part = open_part
+
+    def __len__(self) -> int:
+        return self.begins[-1]
+
+    def __getitem__(self, where: slice) -> npt.NDArray[Any]:
+        begin, end, step = where.indices(len(self))
+        if step != 1:
+            raise ValueError(f"tokens are sliced one by one, not by steps of {step}")
+        if begin >= end:
+            return np.empty(0, self.dtype)
+        pieces = []
+        part = bisect.bisect_right(self.begins, begin) - 1
+        while begin < end:
+            first = self.begins[part]
+            until = min(end, self.begins[part + 1])
+            if until > begin:
+                pieces.append(self._part(part)[begin - first : until - first])
+                begin = until
+            part += 1
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def expect_random_reads(self) -> None:
+        """See the function of this name."""
+        open_part = self._part
+
+        def advised(part: int) -> npt.NDArray[Any]:
+            tokens = open_part(part)
+            expect_random_reads(tokens)
+            return tokens
+
+        self._part = keep_some_open(advised)
+
+    def parts_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The part that each of these tokens lies in, of the same shape."""
+        return np.searchsorted(self.begins, np.asarray(positions), side="right") - 1
+
+
+def keep_some_open(open_part: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Remembers the last 64 parts that were opened: thousands of maps would exceed the limit of files."""
+    return functools.lru_cache(maxsize=_OPEN_FILES)(open_part)
+
+
+def expect_random_reads(tokens: Any) -> None:
+    """Tells the system that short slices will be read in no order, so that it does not read ahead.
+
+    Reading ahead makes a cold window of 1,025 tokens several times as slow (see ``docs/LOG.md``); for one
+    who reads from end to end it is the other way round. No effect on what is in memory anyway.
+
+    Args:
+        tokens: ``ChainedTokens``, or a memory-mapped array or a view of one.
+    """
+    if isinstance(tokens, ChainedTokens):
+        tokens.expect_random_reads()
+        return
+    owner = tokens
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_RANDOM"):
+        owner.madvise(mmap.MADV_RANDOM)

@@ -14,10 +14,9 @@ from groundup.tokens.dataset.open import open_shards, open_source, shards_by_spl
 from groundup.tokens.dataset.token_source import TokenRange, TokenSource
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
-from groundup.tokens.sampling.dataset import Samples, TokenDataset
-from groundup.tokens.sampling.feasibility import SPLITS, samples_in, split_ranges, tokens_in
+from groundup.tokens.sampling.dataset import Samples, TokenDataset, samples_in, tokens_in
+from groundup.tokens.sampling.feasibility import SPLITS, BlendPlan, SourcePlan, find_mend, split_ranges
 from groundup.tokens.sampling.mixture import BlendedDataset
-from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
