@@ -13,7 +13,7 @@ from groundup.tokens.dataset.check import check_ids, check_index
 from groundup.tokens.dataset.dataset_manifest import common_tokenizer, find_manifest, require_as_recorded
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.dataset.open import open_source
 from groundup.tokens.dataset.token_source import TokenSource
@@ -157,7 +157,7 @@ def merge(
     sys.stdout.write(
         f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
         f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
-        f" merged files: {report.num_parts:,}\n"
+        f" merged files: {report.num_shards:,}\n"
     )
 
 
@@ -176,7 +176,7 @@ def _opening_id(given: int | None, tokenizer: Tokenizer | None) -> int | None:
 def _prefixes(source: TokenSource) -> list[Path]:
     if isinstance(source, IndexedDataset):
         return [source.prefix]
-    return source.prefixes if isinstance(source, IndexedParts) else []
+    return source.prefixes if isinstance(source, IndexedShards) else []
 
 
 def _tokenizer_of(source: TokenSource, named: Tokenizer | None) -> Tokenizer | None:
@@ -205,7 +205,7 @@ def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, s
     if isinstance(source, FlatShards):
         rows.append(("shards", f"{len(source.shards):,}"))
     elif len(prefixes) > 1:
-        rows.append(("parts", f"{len(prefixes):,}"))
+        rows.append(("shards", f"{len(prefixes):,}"))
     if not _documents_known(source):
         rows.append(("documents", "unknown: --tokenizer or --end-of-document-id tells where they begin"))
     elif prefixes:

@@ -18,10 +18,10 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.feasibility import SPLITS
-from groundup.tokens.sampling.mixture import BlendedDataset
+from groundup.tokens.sampling.mixture import MixtureDataset
 from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.sampling.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.sampling.trace import Piece, trace_document, trace_sample
+from groundup.tokens.sampling.splits import SourceSplit, Splits, open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.sampling.trace import DocumentRange, trace_document, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 
 Positive = Annotated[int, pydantic.Field(ge=1)]
@@ -82,7 +82,7 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
         f"{reading.num_steps:,} steps of {reading.batch_sizes} samples of {length:,} tokens:"
         f" {human_count(num_samples * length)} tokens\n"
     )
-    for part in splits.parts["train"]:
+    for part in splits.source_splits["train"]:
         if isinstance(part.samples, PackedDataset):
             sys.stdout.write(f"{part.key}: {part.samples.describe()}\n")
     require_plan(
@@ -107,7 +107,7 @@ def trace(
     """Show the text of any sample or document, and where it came from: file, line and URL.
 
     TARGET is a run's config or folder, or the prefix of a dataset. `--sample` counts as training does: in
-    the run's own order, through its epochs and its blend (for a prefix: with the default seed and split,
+    the run's own order, through its epochs and its mixture (for a prefix: with the default seed and split,
     or those given as overrides). `--step` shows every sample of a step, as when its loss was odd.
 
     For example:
@@ -138,7 +138,7 @@ def trace(
     splits = open_splits(reading.data, seed=reading.seed, num_samples=num_samples)
     tokenizer = _tokenizer(reading.data)
     if document is not None:
-        source = splits.parts["train"][0].source
+        source = splits.source_splits["train"][0].source
         if not 0 <= document < source.num_documents:
             raise DataError(
                 f"has {source.num_documents:,} documents, none of number {document}", where=source.name
@@ -154,7 +154,7 @@ def trace(
     if wanted[0] is None or wanted[0] < 0:
         raise ConfigError("samples count from 0, steps from 1", where="command line")
     for index in wanted:
-        epoch = "" if isinstance(samples, BlendedDataset) else f" (epoch {index / samples.num_samples:.2f})"
+        epoch = "" if isinstance(samples, MixtureDataset) else f" (epoch {index / samples.num_samples:.2f})"
         sys.stdout.write(f"{split} sample {index:,}{epoch}\n")
         for piece in trace_sample(samples, index, ordered=split != "train"):
             _show(piece, tokenizer, characters)
@@ -199,7 +199,7 @@ def _table(splits: Splits, num_samples: int) -> Table:
 
 
 def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
-    parts = splits.parts[name]
+    parts = splits.source_splits[name]
     if not any(part.num_tokens for part in parts):
         return [[name, "nothing"]]
     total = sum(part.weight for part in parts)
@@ -225,15 +225,15 @@ def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
     return rows
 
 
-def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) -> list[int]:
+def _counts(samples: Samples | None, parts: Sequence[SourceSplit], num_samples: int) -> list[int]:
     """Samples that each source gives to the run."""
-    if isinstance(samples, BlendedDataset):
+    if isinstance(samples, MixtureDataset):
         taken = iter(samples.interleaving.counts(num_samples))
         return [next(taken) if part.samples else 0 for part in parts]
     return [num_samples if part.samples else 0 for part in parts]
 
 
-def _show(piece: Piece, tokenizer: Tokenizer | None, characters: int) -> None:
+def _show(piece: DocumentRange, tokenizer: Tokenizer | None, characters: int) -> None:
     origin = piece.came_from
     if origin is None:
         came = "origin not recorded"

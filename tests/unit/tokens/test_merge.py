@@ -115,7 +115,7 @@ def test_converts_shards(tmp_path, small_tokenizer, kind, monkeypatch):
             path = tmp_path / "shards" / f"s_{number}.bin"
             write_llmc(path, stream[begin : begin + 7], GPT2 if kind == "gpt2" else LLAMA3)
     report = merge_tokens([tmp_path / "shards"], tmp_path / "named", tokenizer=small_tokenizer)
-    assert (report.num_parts, report.num_documents, report.num_tokens) == (3, 5, 20)
+    assert (report.num_shards, report.num_documents, report.num_tokens) == (3, 5, 20)
     merge_tokens([tmp_path / "shards"], tmp_path / "numbered", end_of_document_id=opening)
     for name, dtype in (("named", "uint16"), ("numbered", "int32" if kind == "llama3" else "uint16")):
         data = IndexedDataset(tmp_path / name)
@@ -200,5 +200,5 @@ def test_a_second_conversion_finds_its_work_done(tmp_path, small_tokenizer):
     out = tmp_path / "out"
     assert not merge_tokens([shard], out, tokenizer=small_tokenizer).reused
     again = merge_tokens([shard], out, tokenizer=small_tokenizer)
-    assert (again.reused, again.num_documents, again.num_tokens, again.num_parts) == (True, 2, 4, 1)
+    assert (again.reused, again.num_documents, again.num_tokens, again.num_shards) == (True, 2, 4, 1)
     assert not merge_tokens([shard], out, tokenizer=small_tokenizer, end_of_document_id=1).reused

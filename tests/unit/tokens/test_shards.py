@@ -15,7 +15,7 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.dataset.dataset_manifest import describe_dataset, manifest_path
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.open import open_shards, open_source, shards_by_split
 from tests.unit.tokens.token_files import GPT2, LLAMA3, write_indexed, write_llmc, write_npy
 
@@ -92,7 +92,7 @@ def test_parts_are_one_source(tmp_path_factory, parts):
     for number, documents in enumerate(parts):
         write_indexed(folder / f"part_{number}", documents)
     source = open_source(folder)
-    assert isinstance(source, IndexedParts)
+    assert isinstance(source, IndexedShards)
     assert _documents(source) == [sequence for part in parts for document in part for sequence in document]
     _agrees_with_itself(source)
     for number in range(len(parts)):

@@ -104,7 +104,7 @@ def test_merges_and_verifies(run, tmp_path, small_tokenizer):
         f"{tmp_path / 'parts'}: structure, ids and checksums are right\n"
     )
     inspected = run("inspect", tmp_path / "parts", "--documents", 0)
-    assert "parts                 2\ndocuments             6\n" in inspected
+    assert "shards                2\ndocuments             6\n" in inspected
     assert "bytes per token" in inspected
 
 

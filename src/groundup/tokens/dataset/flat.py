@@ -23,7 +23,7 @@ from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.progress import Progress
 from groundup.tokens.dataset.indexed import sample_checksum
-from groundup.tokens.dataset.token_source import ChainedTokens, keep_some_open
+from groundup.tokens.dataset.token_source import ConcatTokens, keep_some_open
 
 _HEADER_BYTES = 256 * 4
 _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {
@@ -34,7 +34,7 @@ _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {
 _EVALUATION_MAGIC = 20240522
 _NPY_MAGIC = b"\x93NUMPY"
 _CHUNK = 1 << 22
-_SAMPLE_BLOCKS = 4
+_SAMPLE_RANGES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class FlatShards:
                 where=other.path,
                 fix="Keep shards of different tokenizers in folders of their own.",
             )
-        self.tokens = ChainedTokens(
+        self.tokens = ConcatTokens(
             [shard.num_tokens for shard in self.shards],
             keep_some_open(lambda number: self.shards[number].map()),
             self.dtype,
@@ -170,7 +170,7 @@ class FlatShards:
                 shard.path.name,
                 str(shard.dtype),
                 shard.num_tokens,
-                sample_checksum(shard.map(), _SAMPLE_BLOCKS),
+                sample_checksum(shard.map(), _SAMPLE_RANGES),
             ]
             for shard in self.shards
         ]

@@ -84,7 +84,7 @@ def read_header(path: Path) -> tuple[np.dtype[Any], int, int]:
 
 
 _LANDMARK_STRIDE = 4096
-_SAMPLE_BLOCKS, _SAMPLE_TOKENS = 64, 1024
+_SAMPLE_RANGES, _SAMPLE_TOKENS = 64, 1024
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -142,7 +142,7 @@ class IndexedDataset:
             _mapped(index)[HEADER_BYTES:], np.cumsum((4 * num_sequences, 8 * num_sequences))
         )
         self.lengths, self.offsets, self.document_ends = (
-            part.view(dtype) for part, dtype in zip(arrays, ("<i4", "<i8", "<i8"), strict=True)
+            array.view(dtype) for array, dtype in zip(arrays, ("<i4", "<i8", "<i8"), strict=True)
         )
         expected = 0
         if num_sequences:
@@ -226,11 +226,11 @@ class IndexedDataset:
         return np.array(self.offsets[::_LANDMARK_STRIDE], dtype=np.int64)
 
 
-def sample_checksum(tokens: npt.NDArray[Any], blocks: int = _SAMPLE_BLOCKS) -> str:
-    """A hash of blocks that lie evenly over the tokens: cheap, and moved by any other tokenization."""
+def sample_checksum(tokens: npt.NDArray[Any], num_ranges: int = _SAMPLE_RANGES) -> str:
+    """A hash of ranges that lie evenly over the tokens: cheap, and moved by any other tokenization."""
     digest = xxhash.xxh3_128()
-    blocks = min(blocks, -(-len(tokens) // _SAMPLE_TOKENS))
-    for begin in np.linspace(0, max(0, len(tokens) - _SAMPLE_TOKENS), blocks, dtype=np.int64):
+    num_ranges = min(num_ranges, -(-len(tokens) // _SAMPLE_TOKENS))
+    for begin in np.linspace(0, max(0, len(tokens) - _SAMPLE_TOKENS), num_ranges, dtype=np.int64):
         digest.update(np.ascontiguousarray(tokens[begin : begin + _SAMPLE_TOKENS]).tobytes())
     return digest.hexdigest()
 

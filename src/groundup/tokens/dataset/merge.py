@@ -1,6 +1,6 @@
-"""Many token files into one ``.bin``/``.idx``: parts of a job array, or the shards of other projects.
+"""Many token files into one ``.bin``/``.idx``: shards of a job array, or the shards of other projects.
 
-Parts in Megatron-LM's format are joined as its ``merge_datasets.py`` does, byte for byte, in the order
+Shards in Megatron-LM's format are joined as its ``merge_datasets.py`` does, byte for byte, in the order
 given. Shards without an index keep their stream of tokens as it is: there the end-of-document id opens a
 document, and in the result each document begins with it, where Megatron-LM's and ours end with it.
 """
@@ -33,7 +33,7 @@ from groundup.tokens.dataset.dataset_manifest import (
 from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.indexed_writer import IndexedWriter
 from groundup.tokens.dataset.open import open_shards, token_files
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -47,14 +47,14 @@ class MergeReport:
 
     Attributes:
         prefix: Of the result.
-        num_parts: Files or pairs of files that went in.
+        num_shards: Files or pairs of files that went in.
         num_documents: As ``.idx`` records them.
         num_tokens: Of the result.
         reused: Whether an earlier merge of the same was found complete.
     """
 
     prefix: Path
-    num_parts: int
+    num_shards: int
     num_documents: int
     num_tokens: int
     reused: bool = False
@@ -69,8 +69,8 @@ def merge_tokens(
 ) -> MergeReport:
     """Writes ``{prefix}.bin`` and ``.idx`` with all documents of the sources, in this order.
 
-    A manifest is written too when the tokenizer is known: named here, or by the manifests of all parts.
-    Document sources are joined when all parts have them. Where the manifest says that it was made of these
+    A manifest is written too when the tokenizer is known: named here, or by the manifests of all shards.
+    Document sources are joined when all shards have them. Where the manifest says that it was made of these
     same files, unchanged since, nothing is done.
 
     Args:
@@ -81,8 +81,8 @@ def merge_tokens(
         end_of_document_id: The id that opens the documents of shards, where it is not the tokenizer's.
 
     Raises:
-        DataError: A part is missing, malformed, or of another dtype or tokenizer than the first.
-        ConfigError: The result would replace a part, or nobody says where the documents of shards begin.
+        DataError: A shard is missing, malformed, or of another dtype or tokenizer than the first.
+        ConfigError: The result would replace a shard, or nobody says where the documents of shards begin.
         MachineError: The disk cannot hold the result.
     """
     files = [file for source in sources for file in token_files(source)]
@@ -99,8 +99,8 @@ def merge_tokens(
             where="--end-of-document-id",
             fix="Leave it out.",
         )
-    assert isinstance(source, IndexedDataset | IndexedParts)
-    return _join(source.prefixes if isinstance(source, IndexedParts) else [source.prefix], prefix, tokenizer)
+    assert isinstance(source, IndexedDataset | IndexedShards)
+    return _join(source.prefixes if isinstance(source, IndexedShards) else [source.prefix], prefix, tokenizer)
 
 
 def _require_apart(files: Sequence[Path], prefix: Path) -> None:
@@ -117,29 +117,29 @@ def _require_apart(files: Sequence[Path], prefix: Path) -> None:
 def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeReport:
     tokenizer = common_tokenizer(prefixes, named)
     if tokenizer is None:
-        logger.warning("no manifest is written: a part has none, and no tokenizer was named")
+        logger.warning("no manifest is written: a shard has none, and no tokenizer was named")
     every = (bin_path, idx_path, document_sources_path, manifest_path)
-    made_of = stat_fingerprint(path(part) for part in prefixes for path in every)
+    made_of = stat_fingerprint(path(shard) for shard in prefixes for path in every)
     if tokenizer and (report := _found(prefix, len(prefixes), made_of, tokenizer)):
         return report
     warn_of_replacement(prefix)
-    for part in prefixes:
-        check_index(IndexedDataset(part))
-        if manifest_path(part).is_file():
-            require_as_recorded(part)  # the result's checksums would say that damage is right
-    size = sum(bin_path(part).stat().st_size for part in prefixes)
-    indices = sum(idx_path(part).stat().st_size for part in prefixes)
+    for shard in prefixes:
+        check_index(IndexedDataset(shard))
+        if manifest_path(shard).is_file():
+            require_as_recorded(shard)  # the result's checksums would say that damage is right
+    size = sum(bin_path(shard).stat().st_size for shard in prefixes)
+    indices = sum(idx_path(shard).stat().st_size for shard in prefixes)
     require_free_space(prefix.parent, size + 2 * indices, "merging")
     with (
         Progress("merge", size, "B") as progress,
         IndexedWriter(prefix, vocab_size=0, dtype=IndexedDataset(prefixes[0]).dtype) as writer,
     ):
-        for part in prefixes:
-            writer.add_dataset(IndexedDataset(part), on_copied=progress.add)
+        for shard in prefixes:
+            writer.add_dataset(IndexedDataset(shard), on_copied=progress.add)
         _remove_descriptions(prefix)
     _join_document_sources(prefixes, prefix)
     if tokenizer:
-        manifests = [manifest for part in prefixes if (manifest := find_manifest(part))]
+        manifests = [manifest for shard in prefixes if (manifest := find_manifest(shard))]
         whole = manifests if len(manifests) == len(prefixes) else []
         about = {**_common_about([manifest.about for manifest in whole]), "made_of": made_of}
         counts = _merge_counts([manifest.counts for manifest in whole])
@@ -195,16 +195,16 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
     return _report(writer, len(source.shards))
 
 
-def _report(writer: IndexedWriter, num_parts: int) -> MergeReport:
+def _report(writer: IndexedWriter, num_shards: int) -> MergeReport:
     return MergeReport(
         prefix=writer.prefix,
-        num_parts=num_parts,
+        num_shards=num_shards,
         num_documents=writer.num_documents,
         num_tokens=writer.num_tokens,
     )
 
 
-def _found(prefix: Path, num_parts: int, made_of: str, tokenizer: Tokenizer) -> MergeReport | None:
+def _found(prefix: Path, num_shards: int, made_of: str, tokenizer: Tokenizer) -> MergeReport | None:
     """What an earlier merge of the same has left, if it is complete."""
     manifest = complete_manifest(prefix)
     if manifest is None or manifest.about.made_of != made_of:
@@ -213,7 +213,7 @@ def _found(prefix: Path, num_parts: int, made_of: str, tokenizer: Tokenizer) -> 
         return None
     return MergeReport(
         prefix=prefix,
-        num_parts=num_parts,
+        num_shards=num_shards,
         num_documents=manifest.counts.documents,
         num_tokens=manifest.counts.tokens,
         reused=True,
@@ -227,7 +227,7 @@ def _remove_descriptions(prefix: Path) -> None:
 
 
 def _join_document_sources(prefixes: Sequence[Path], prefix: Path) -> None:
-    paths = [document_sources_path(part) for part in prefixes]
+    paths = [document_sources_path(shard) for shard in prefixes]
     missing = [path for path in paths if not path.is_file()]
     if not missing:
         join_document_sources([(path, 0) for path in paths], document_sources_path(prefix))
@@ -236,12 +236,12 @@ def _join_document_sources(prefixes: Sequence[Path], prefix: Path) -> None:
 
 
 def _inputs(prefixes: Sequence[Path]) -> dict[str, str]:
-    """Name of each part -> its fingerprint; parts of other folders may have the same name."""
+    """Name of each shard -> its fingerprint; shards of other folders may have the same name."""
     inputs: dict[str, str] = {}
-    for part in prefixes:
-        manifest = find_manifest(part)
-        name = part.name if part.name not in inputs else f"{part.name} ({len(inputs)})"
-        inputs[name] = manifest.fingerprint if manifest else IndexedDataset(part).fingerprint
+    for shard in prefixes:
+        manifest = find_manifest(shard)
+        name = shard.name if shard.name not in inputs else f"{shard.name} ({len(inputs)})"
+        inputs[name] = manifest.fingerprint if manifest else IndexedDataset(shard).fingerprint
     return inputs
 
 

@@ -39,7 +39,7 @@ class TokenRange:
 class TokenSource(Protocol):
     """Documents one behind the other, memory-mapped.
 
-    A document is what a split divides and an order may not tear apart: a sequence of ``.idx``, or a run
+    A document is what a split divides and an order may not tear apart: a sequence of ``.idx``, or a range
     of a shard that begins with the end-of-document id.
     """
 
@@ -79,21 +79,21 @@ class TokenSource(Protocol):
 _OPEN_FILES = 64
 
 
-class ChainedTokens:
-    """Tokens of parts that lie in different files; a slice within one part is a view of it.
+class ConcatTokens:
+    """Tokens of shards that lie in different files; a slice within one shard is a view of it.
 
     Args:
-        lengths: Tokens of each part.
-        open_part: Maps the tokens of a part, by its number.
+        lengths: Tokens of each shard.
+        open_shard: Maps the tokens of a shard, by its number.
         dtype: Of the tokens.
     """
 
     def __init__(
-        self, lengths: Sequence[int], open_part: Callable[[int], npt.NDArray[Any]], dtype: np.dtype[Any]
+        self, lengths: Sequence[int], open_shard: Callable[[int], npt.NDArray[Any]], dtype: np.dtype[Any]
     ) -> None:
         self.begins = [0, *itertools.accumulate(lengths)]
         self.dtype = dtype
-        self._part = open_part
+        self._shard = open_shard
 
     def __len__(self) -> int:
         return self.begins[-1]
@@ -104,36 +104,36 @@ class ChainedTokens:
             raise ValueError(f"tokens are sliced one by one, not by steps of {step}")
         if begin >= end:
             return np.empty(0, self.dtype)
-        pieces = []
-        part = bisect.bisect_right(self.begins, begin) - 1
+        ranges = []
+        shard = bisect.bisect_right(self.begins, begin) - 1
         while begin < end:
-            first = self.begins[part]
-            until = min(end, self.begins[part + 1])
+            first = self.begins[shard]
+            until = min(end, self.begins[shard + 1])
             if until > begin:
-                pieces.append(self._part(part)[begin - first : until - first])
+                ranges.append(self._shard(shard)[begin - first : until - first])
                 begin = until
-            part += 1
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            shard += 1
+        return ranges[0] if len(ranges) == 1 else np.concatenate(ranges)
 
     def expect_random_reads(self) -> None:
         """See the function of this name."""
-        open_part = self._part
+        open_shard = self._shard
 
-        def advised(part: int) -> npt.NDArray[Any]:
-            tokens = open_part(part)
+        def advised(shard: int) -> npt.NDArray[Any]:
+            tokens = open_shard(shard)
             expect_random_reads(tokens)
             return tokens
 
-        self._part = keep_some_open(advised)
+        self._shard = keep_some_open(advised)
 
-    def parts_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """The part that each of these tokens lies in, of the same shape."""
+    def shards_at(self, positions: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """The shard that each of these tokens lies in, of the same shape."""
         return np.searchsorted(self.begins, np.asarray(positions), side="right") - 1
 
 
-def keep_some_open(open_part: Callable[[int], Any]) -> Callable[[int], Any]:
-    """Remembers the last 64 parts that were opened: thousands of maps would exceed the limit of files."""
-    return functools.lru_cache(maxsize=_OPEN_FILES)(open_part)
+def keep_some_open(open_shard: Callable[[int], Any]) -> Callable[[int], Any]:
+    """Remembers the last 64 shards that were opened: thousands of maps would exceed the limit of files."""
+    return functools.lru_cache(maxsize=_OPEN_FILES)(open_shard)
 
 
 def expect_random_reads(tokens: Any) -> None:
@@ -143,9 +143,9 @@ def expect_random_reads(tokens: Any) -> None:
     who reads from end to end it is the other way round. No effect on what is in memory anyway.
 
     Args:
-        tokens: ``ChainedTokens``, or a memory-mapped array or a view of one.
+        tokens: ``ConcatTokens``, or a memory-mapped array or a view of one.
     """
-    if isinstance(tokens, ChainedTokens):
+    if isinstance(tokens, ConcatTokens):
         tokens.expect_random_reads()
         return
     owner = tokens

@@ -59,7 +59,7 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch; of a blend, those that come before any source begins again."""
+        """Samples of one epoch; of a mixture, those that come before any source begins again."""
         ...
 
     def batch(self, first_index: int, count: int, *, ordered: bool = False) -> npt.NDArray[np.int64]:
@@ -196,7 +196,7 @@ class TokenDataset:
                 fix="With data.order=megatron the length of a run is fixed when it begins.",
             )
         return [
-            [(self.begin + begin, self.begin + end) for begin, end in order.pieces(index)]
+            [(self.begin + begin, self.begin + end) for begin, end in order.ranges(index)]
             for index in range(first_index, first_index + count)
         ]
 

@@ -36,10 +36,10 @@ def split_ranges(split: str, num_documents: int) -> dict[str, tuple[int, int]]:
 
     Args:
         split: Shares of train, validation and test, e.g. "969,30,1" or "90/10"; left out means 0.
-        num_documents: Of the whole dataset.
+        num_documents: Of the whole data set.
 
     Raises:
-        ConfigError: Not one to three numbers that are at least 0 and not all 0.
+        ConfigError: It is not one to three numbers, none negative and not all 0.
     """
     shares = _shares(split)
     total = sum(shares)
@@ -54,7 +54,7 @@ def split_ranges(split: str, num_documents: int) -> dict[str, tuple[int, int]]:
 def find_problem(
     source: TokenSource, split: str, sequence_length: int, needs: Collection[str]
 ) -> Problem | None:
-    """The first needed split that is smaller than one sample; None when there is none.
+    """Finds the first needed split that is smaller than one sample.
 
     The changes (of split, sequence_length, or both where neither is enough) move the fewest documents and
     shorten the least.
@@ -97,7 +97,7 @@ def find_problem(
 def _shares(split: str) -> list[float]:
     separator = "," if "," in split else "/"
     try:
-        shares = [float(part) for part in split.split(separator)]
+        shares = [float(share) for share in split.split(separator)]
     except ValueError:
         shares = []
     if not 1 <= len(shares) <= 3 or not all(0 <= share < math.inf for share in shares) or sum(shares) <= 0:
@@ -161,7 +161,7 @@ class SourcePlan:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlendPlan:
+class MixturePlan:
     """The settings that decide how many samples there are and how many are asked for.
 
     Attributes:
@@ -190,23 +190,23 @@ class BlendPlan:
 
     def interleaving(self) -> Interleaving:
         """How the used sources take turns in training."""
-        weights = [self.num_samples(part) if part.weight is None else part.weight for part in self.used]
-        return Interleaving(weights)
+        used = self.used
+        return Interleaving([self.num_samples(one) if one.weight is None else one.weight for one in used])
 
-    def changed(self, change: Change) -> "BlendPlan":
+    def changed(self, change: Change) -> "MixturePlan":
         """The plan with other settings, by their dotted keys."""
         of_owner: dict[str, dict[str, str | int | float]] = {}
         for key, value in change.items():
             owner, _, name = key.rpartition(".")
             of_owner.setdefault("" if name in ("num_steps", "sequence_length") else owner, {})[name] = value
-        sources = [dataclasses.replace(part, **of_owner.get(part.key, {})) for part in self.sources]  # type: ignore[arg-type]
+        sources = [dataclasses.replace(source, **of_owner.get(source.key, {})) for source in self.sources]  # type: ignore[arg-type]
         return dataclasses.replace(self, sources=tuple(sources), **of_owner.get("", {}))  # type: ignore[arg-type]
 
 
-def find_mend(plan: BlendPlan) -> Problem | None:
-    """The first thing that makes a plan impossible, with the changes after which the plan is possible.
+def find_mend(plan: MixturePlan) -> Problem | None:
+    """Finds the first thing that makes a plan impossible, with the changes that make the plan possible.
 
-    Where none of them alone makes it possible, those that mend the first thing.
+    Where none of them alone does, with those that resolve the first thing.
     """
     problem = _find_problem(plan)
     if problem is None:
@@ -215,7 +215,7 @@ def find_mend(plan: BlendPlan) -> Problem | None:
     return Problem(problem.what, enough or problem.changes, bool(enough))
 
 
-def _find_problem(plan: BlendPlan) -> Problem | None:
+def _find_problem(plan: MixturePlan) -> Problem | None:
     by_size = sorted(plan.used, key=lambda source: source.num_tokens("train"))
     problem = _size_problem(plan, by_size[0], ["train"])
     own = {"validation": plan.validation, "test": plan.test}
@@ -231,16 +231,16 @@ def _find_problem(plan: BlendPlan) -> Problem | None:
     return problem or _epochs_problem(plan)
 
 
-def _holds_sample(plan: BlendPlan, sources: Sequence[SourcePlan], name: str) -> bool:
+def _holds_sample(plan: MixturePlan, sources: Sequence[SourcePlan], name: str) -> bool:
     return any(samples_in(source.num_tokens(name), _least(plan, source)) for source in sources)
 
 
-def _least(plan: BlendPlan, source: SourcePlan) -> int:
+def _least(plan: MixturePlan, source: SourcePlan) -> int:
     """The sequence length that a split must hold one sample of: packed samples may be mostly padding."""
     return 1 if source.packed_samples else plan.sequence_length
 
 
-def _size_problem(plan: BlendPlan, source: SourcePlan, needs: list[str]) -> Problem | None:
+def _size_problem(plan: MixturePlan, source: SourcePlan, needs: list[str]) -> Problem | None:
     least = _least(plan, source)
     if not source.split and samples_in(source.num_tokens("train"), least):
         return None  # without asking for the number of documents, which may take reading them
@@ -259,7 +259,7 @@ def _size_problem(plan: BlendPlan, source: SourcePlan, needs: list[str]) -> Prob
     return Problem(where + problem.what, tuple(changes))
 
 
-def _own_problem(plan: BlendPlan, sources: Sequence[SourcePlan], name: str) -> Problem | None:
+def _own_problem(plan: MixturePlan, sources: Sequence[SourcePlan], name: str) -> Problem | None:
     if _holds_sample(plan, sources, name):
         return None
     if not sources:
@@ -272,19 +272,19 @@ def _own_problem(plan: BlendPlan, sources: Sequence[SourcePlan], name: str) -> P
     )
 
 
-def _epochs_problem(plan: BlendPlan) -> Problem | None:
+def _epochs_problem(plan: MixturePlan) -> Problem | None:
     sources, interleaving = plan.used, plan.interleaving()
     there = [plan.num_samples(source) for source in sources]
     asked = plan.batch_sizes.after(plan.num_steps)
-    limits = [part.max_epochs * samples or asked for part, samples in zip(sources, there, strict=True)]
+    limits = [source.max_epochs * samples or asked for source, samples in zip(sources, there, strict=True)]
     counts = interleaving.counts(asked)
     over = [number for number, count in enumerate(counts) if count > limits[number]]
     if not over:
         return None
     worst = max(over, key=lambda number: counts[number] / limits[number])
     source, count, samples, limit = sources[worst], counts[worst], there[worst], limits[worst]
-    most = {f"{sources[number].key}.max_epochs": -(-counts[number] // there[number]) for number in over}
-    changes: list[Change] = [dict(most)]
+    needed: Change = {f"{sources[at].key}.max_epochs": -(-counts[at] // there[at]) for at in over}
+    changes = [needed]
     if longest := plan.batch_sizes.steps_within(interleaving.longest(limits)):
         changes.append({"num_steps": longest})
     others = sum(other.weight or 0 for other in sources if other is not source)

@@ -22,7 +22,7 @@ from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import Manifest, describe_files, find_damage
 from groundup.parallel.device import describe
-from groundup.tokens.sampling.trace import Piece, trace_sample
+from groundup.tokens.sampling.trace import DocumentRange, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
@@ -201,7 +201,7 @@ def read_dump(folder: Path) -> StepDump:
     )
 
 
-def _origin(piece: Piece) -> dict[str, Any]:
+def _origin(piece: DocumentRange) -> dict[str, Any]:
     origin = piece.came_from
     return {
         "document": piece.document,
