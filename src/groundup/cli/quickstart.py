@@ -111,22 +111,22 @@ def _first_words(report: "CorpusReport") -> str:
 def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer":
     """Loads this corpus's tokenizer from the folder, or trains it, with fewer ids if the text is small."""
     from groundup.core.log import logger
-    from groundup.core.manifest import Manifest
+    from groundup.core.manifest import read_manifest, write_manifest
+    from groundup.tokens.tokenizer.base import TokenizerManifest
     from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
     from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
     manifest_path = folder / "manifest.json"
     if manifest_path.is_file():
-        found = Manifest.read(manifest_path, "tokenizer").inputs["corpus"]
-        if found == report.fingerprint:
+        found = read_manifest(manifest_path, TokenizerManifest)
+        if found.inputs.get("corpus") == report.fingerprint:
             logger.info("found in %s", folder)
             return load_tokenizer(folder)
     vocab_size = _preset_config(preset).model.vocab_size
     tokenizer = train_tokenizer(_texts(report), vocab_size=vocab_size, fewer=True)
     tokenizer.save(folder)
-    Manifest(
-        kind="tokenizer", fingerprint=tokenizer.fingerprint, inputs={"corpus": report.fingerprint}
-    ).write(manifest_path)
+    manifest = TokenizerManifest(fingerprint=tokenizer.fingerprint, inputs={"corpus": report.fingerprint})
+    write_manifest(manifest_path, manifest)
     logger.info("%d ids", tokenizer.vocab_size)
     return tokenizer
 

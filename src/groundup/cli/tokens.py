@@ -39,8 +39,8 @@ def build(
     """Tokenize documents into Megatron-LM's .bin and .idx, in the order of the input.
 
     Writes PREFIX_KEY_document.bin and .idx, byte for byte what Megatron-LM's preprocess_data.py writes,
-    PREFIX_KEY_document.origins (the file, line and URL of each document), PREFIX_KEY_document.json (what is
-    in them and what they were made from) and PREFIX_tokenizer/.
+    PREFIX_KEY_document.sources.npz (the file, line and URL of each document), PREFIX_KEY_document.json (what
+    is in them and what they were made from) and PREFIX_tokenizer/.
 
     The input is cut into parts of about 64 MB, whose pieces lie in PREFIX_parts/ until they are joined. Run
     again after Ctrl-C or a kill, it does only the parts that are missing; run again when all is done, it
@@ -103,14 +103,15 @@ def build(
     report = build_tokens(sources, prefix, loaded, ray=ray, **settings)
     for name, written in report.prefixes.items():
         counts = report.counts[name]
-        per_token = counts["text_bytes"] / max(1, counts["tokens"])
+        text_bytes = counts.text_bytes or 0
+        per_token = text_bytes / max(1, counts.tokens)
         state = " (was there already)" if report.reused else ""
         sys.stdout.write(
-            f"{written}{state}\n  {counts['documents']:,} documents, {counts['tokens']:,} tokens,"
-            f" {counts['text_bytes'] / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
+            f"{written}{state}\n  {counts.documents:,} documents, {counts.tokens:,} tokens,"
+            f" {text_bytes / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
         )
-        if counts["empty_documents"]:
-            sys.stdout.write(f"  {counts['empty_documents']:,} empty documents left out\n")
+        if counts.empty_documents:
+            sys.stdout.write(f"  {counts.empty_documents:,} empty documents left out\n")
 
 
 def merge(
@@ -144,17 +145,18 @@ def merge(
     sys.stdout.write(
         f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
         f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
-        f" merged files: {report.num_parts:,}\n"
+        f" merged files: {report.num_shards:,}\n"
     )
 
 
 def fetch(*urls: str, prefix: Path, connections: int = 8) -> None:
     """Fetch token files from object storage or a web server, to train on them from a local disk.
 
-    A dataset in Megatron-LM's format comes with its manifest, origins and tokenizer, where it has them. Files
-    are verified by the checksums in the manifest; without one, by the sizes that headers tell. Each appears
-    when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that are there and fetches
-    the others; to continue within a file, use the store's own tool and then `groundup tokens verify`.
+    A dataset in Megatron-LM's format comes with its manifest, document sources and tokenizer, where it
+    has them. Files are verified by the checksums in the manifest; without one, by the sizes that headers
+    tell. Each appears when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that
+    are there and fetches the others; to continue within a file, use the store's own tool and then
+    `groundup tokens verify`.
 
     Needs pip install 'groundup[remote]', and for S3 s3fs, for Google Cloud gcsfs, for Azure adlfs.
     Credentials are the store's own matter; for public buckets of S3 set FSSPEC_S3_ANON=true.

@@ -9,15 +9,13 @@ import numpy as np
 from groundup.cli.options import NO_DATA_TOKENIZER, DataTokenizerOptions
 from groundup.cli.printing import print_rows
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
 from groundup.tokens.dataset.check import check_ids, check_index
-from groundup.tokens.dataset.dataset_manifest import manifest_path, require_as_recorded
+from groundup.tokens.dataset.dataset_manifest import common_tokenizer, find_manifest, require_as_recorded
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.open import open_source
-from groundup.tokens.dataset.provenance import added_counts, common_tokenizer
 from groundup.tokens.dataset.token_source import TokenSource
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -76,11 +74,11 @@ def verify(
         check_index(IndexedDataset(prefix))
     if known:
         check_ids(source, known.vocab_size)
-    described = [prefix for prefix in prefixes if manifest_path(prefix).is_file()]
-    for prefix in described:
+    described = {prefix: manifest for prefix in prefixes if (manifest := find_manifest(prefix))}
+    for prefix, manifest in described.items():
         require_as_recorded(prefix)
-        bad = Manifest.read(manifest_path(prefix), "tokens").counts.get("bad_records", {})
-        if bad.get("bad"):
+        bad = manifest.counts.bad_records
+        if bad and bad.bad:
             logger.warning("%s, when it was built: %s", prefix, summary_of(bad))
     unchecked = []
     if not known:
@@ -107,7 +105,7 @@ def _open(data: Path, options: DataTokenizerOptions) -> tuple[TokenSource, Token
 def _prefixes(source: TokenSource) -> list[Path]:
     if isinstance(source, IndexedDataset):
         return [source.prefix]
-    return source.prefixes if isinstance(source, IndexedParts) else []
+    return source.prefixes if isinstance(source, IndexedShards) else []
 
 
 def _documents_known(source: TokenSource) -> bool:
@@ -131,7 +129,7 @@ def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, s
     if isinstance(source, FlatShards):
         rows.append(("shards", f"{len(source.shards):,}"))
     elif len(prefixes) > 1:
-        rows.append(("parts", f"{len(prefixes):,}"))
+        rows.append(("shards", f"{len(prefixes):,}"))
     if not _documents_known(source):
         rows.append(("documents", "unknown: --tokenizer or --end-of-document-id tells where they begin"))
     elif prefixes:
@@ -146,10 +144,11 @@ def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, s
     if _documents_known(source) and source.num_documents:
         marks = _percentiles(source.document_lengths(0, source.num_documents))
         rows.append((f"tokens in a {unit}", f"least, 25%, median, 75%, 99%, most: {marks}"))
-    manifests = [Manifest.read(manifest_path(at), "tokens") for at in prefixes if manifest_path(at).is_file()]
-    text_bytes = added_counts([manifest.counts for manifest in manifests], len(prefixes)).get("text_bytes", 0)
-    if text_bytes and len(source.tokens):
-        rows.append(("bytes per token", f"{text_bytes / len(source.tokens):.3f}"))
+    manifests = [find_manifest(prefix) for prefix in prefixes]
+    text_bytes = [manifest.counts.text_bytes for manifest in manifests if manifest]
+    known_bytes = [size for size in text_bytes if size is not None]
+    if sum(known_bytes) and len(known_bytes) == len(prefixes) and len(source.tokens):
+        rows.append(("bytes per token", f"{sum(known_bytes) / len(source.tokens):.3f}"))
     if tokenizer:
         rows.append(("tokenizer", f"{tokenizer.vocab_size:,} ids, {tokenizer.fingerprint}"))
     return rows

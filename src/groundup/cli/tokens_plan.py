@@ -20,10 +20,10 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.feasibility import SPLITS
-from groundup.tokens.sampling.mixture import BlendedDataset
+from groundup.tokens.sampling.mixture import MixtureDataset
 from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.sampling.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.sampling.trace import Piece, trace_document, trace_sample
+from groundup.tokens.sampling.splits import SourceSplit, Splits, open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.sampling.trace import DocumentRange, trace_document, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 
 Positive = Annotated[int, pydantic.Field(ge=1)]
@@ -81,7 +81,7 @@ def plan(
         f"{reading.num_steps:,} steps of {reading.batch_sizes} samples of {length:,} tokens:"
         f" {human_count(num_samples * length)} tokens\n"
     )
-    for part in splits.parts["train"]:
+    for part in splits.source_splits["train"]:
         if isinstance(part.samples, PackedDataset):
             sys.stdout.write(f"{part.key}: {part.samples.describe()}\n")
     require_plan(
@@ -106,7 +106,7 @@ def trace(
     """Show the text of any sample or document, and where it came from: file, line and URL.
 
     TARGET is a run's config or folder, or the prefix of a dataset. `--sample` counts as training does: in
-    the run's own order, through its epochs and its blend (for a prefix: with the default seed and split,
+    the run's own order, through its epochs and its mixture (for a prefix: with the default seed and split,
     or those given as overrides). `--step` shows every sample of a step, as when its loss was odd.
 
     For example:
@@ -122,7 +122,7 @@ def trace(
         document: Number of a document of the (first) source, from 0.
         step: Number of a step, from 1 as the log counts.
         split: train, validation or test; the held-out ones count in file order.
-        characters: How much of each document to show; 0 for origins alone.
+        characters: How much of each document to show; 0 for their sources alone.
     """
     if sum(chosen is not None for chosen in (sample, document, step)) != 1:
         raise ConfigError(
@@ -137,7 +137,7 @@ def trace(
     splits = open_splits(reading.data, seed=reading.seed, num_samples=num_samples)
     tokenizer = _tokenizer(reading.data)
     if document is not None:
-        source = splits.parts["train"][0].source
+        source = splits.source_splits["train"][0].source
         if not 0 <= document < source.num_documents:
             raise DataError(
                 f"has {source.num_documents:,} documents, none of number {document}", where=source.name
@@ -153,7 +153,7 @@ def trace(
     if wanted[0] is None or wanted[0] < 0:
         raise ConfigError("samples count from 0, steps from 1", where="command line")
     for index in wanted:
-        epoch = "" if isinstance(samples, BlendedDataset) else f" (epoch {index / samples.num_samples:.2f})"
+        epoch = "" if isinstance(samples, MixtureDataset) else f" (epoch {index / samples.num_samples:.2f})"
         sys.stdout.write(f"{split} sample {index:,}{epoch}\n")
         for piece in trace_sample(samples, index, ordered=split != "train"):
             _show(piece, tokenizer, characters)
@@ -197,7 +197,7 @@ def _table(splits: Splits, num_samples: int) -> Table:
 
 
 def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
-    parts = splits.parts[name]
+    parts = splits.source_splits[name]
     if not any(part.num_tokens for part in parts):
         return [[name, "nothing"]]
     total = sum(part.weight for part in parts)
@@ -223,16 +223,16 @@ def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
     return rows
 
 
-def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) -> list[int]:
+def _counts(samples: Samples | None, parts: Sequence[SourceSplit], num_samples: int) -> list[int]:
     """Counts the samples that each source gives to the run."""
-    if isinstance(samples, BlendedDataset):
+    if isinstance(samples, MixtureDataset):
         taken = iter(samples.interleaving.counts(num_samples))
         return [next(taken) if part.samples else 0 for part in parts]
     return [num_samples if part.samples else 0 for part in parts]
 
 
-def _show(piece: Piece, tokenizer: Tokenizer | None, characters: int) -> None:
-    origin = piece.origin
+def _show(piece: DocumentRange, tokenizer: Tokenizer | None, characters: int) -> None:
+    origin = piece.came_from
     came = origin_of(origin.source, origin.line, origin.url) if origin else "origin not recorded"
     sys.stdout.write(
         f"  document {piece.document:,} of {piece.source.name}, tokens {piece.begin:,} to {piece.end:,}"

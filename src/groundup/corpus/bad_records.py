@@ -11,12 +11,12 @@ import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Literal
 
 import orjson
 from annotated_types import Interval
 
-from groundup.core.config_class import config
+from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 
@@ -53,6 +53,15 @@ class BadRecordPolicy:
     def is_fatal(self, reason: str) -> bool:
         """Whether one record that is bad for this reason ends a run."""
         return self.action == "fail" or (self.action == "skip-malformed" and reason == DAMAGED_FILE)
+
+
+@config
+class BadRecordCounts:
+    """The bad records of a run as its manifest tells them; ``offenders`` names the first."""
+
+    bad: NotNegative
+    by_reason: dict[str, NotNegative]
+    offenders: tuple[str, ...]
 
 
 class BadRecords:
@@ -193,9 +202,9 @@ class BadRecords:
         """How many were bad, why, and the first 20 of them, one a line."""
         return summary_of(self.counts(), self.quarantine_path)
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> BadRecordCounts:
         """The same for a manifest."""
-        return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": list(self.offenders)}
+        return BadRecordCounts(bad=self.bad, by_reason=dict(self.by_reason), offenders=tuple(self.offenders))
 
     def _fatal(self, where: str, reason: str, detail: str) -> DataError:
         """The error of a record with which the policy does not put up."""
@@ -236,13 +245,13 @@ class BadRecords:
         self._quarantine.flush()
 
 
-def summary_of(counts: Mapping[str, Any], quarantine_path: Path | None = None) -> str:
-    """In words what ``BadRecords.counts`` gave, perhaps in an earlier run: how many, why, and the first."""
-    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.get("by_reason", {}).items())
-    head = f"{counts['bad']:,} bad record{'s' * (counts['bad'] != 1)} left out: {reasons}"
-    if quarantine_path and counts["bad"]:
+def summary_of(counts: BadRecordCounts, quarantine_path: Path | None = None) -> str:
+    """Describes bad records of this or an earlier run: how many, why, and the first of them."""
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.by_reason.items())
+    head = f"{counts.bad:,} bad record{'s' * (counts.bad != 1)} left out: {reasons}"
+    if quarantine_path and counts.bad:
         head += f"; kept in {quarantine_path}"
-    return "\n  ".join([head, *counts.get("offenders", ())])
+    return "\n  ".join([head, *counts.offenders])
 
 
 def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:

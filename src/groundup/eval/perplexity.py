@@ -99,7 +99,7 @@ def perplexity_of_samples(
     Args:
         summed_loss: The model, in evaluation mode.
         vocab_size: Its true vocabulary.
-        samples: A split, or a blend of several sources' splits.
+        samples: A split, or a mixture of several sources' splits.
         num_samples: Samples to take, at most those of one epoch; 0 for all of these.
         mask_documents: Predict each token from its own document alone, and no document's first.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.

@@ -87,14 +87,14 @@ def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: Spli
     tokens = open_source(path).tokens
     if split_name != "all":
         config = DataConfig(path=path, split=split, opening_id=tokenizer.end_of_document_id)
-        parts = open_splits(config, seed=0).parts[split_name]
-        if not parts:
+        source_splits = open_splits(config, seed=0).source_splits[split_name]
+        if not source_splits:
             raise DataError(
                 f"none of its files is named as one of {split_name}",
                 where=path,
                 fix="Choose another split, or name the files themselves by a quoted glob.",
             )
-        tokens = parts[0].tokens
+        tokens = source_splits[0].tokens
     if len(tokens) < 2:
         part = "it" if split_name == "all" else f"its {split_name} split ({split})"
         raise DataError(

@@ -223,7 +223,7 @@ def _log_description(run: Run) -> None:
         config.data.sequence_length,
         human_count(run.training.num_tokens),
     )
-    for part in run.splits.parts["train"]:
+    for part in run.splits.source_splits["train"]:
         if isinstance(part.samples, PackedDataset):
             logger.info("%s: %s", part.key, part.samples.describe())
 

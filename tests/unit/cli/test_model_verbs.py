@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from groundup.checkpoint.export import ExportManifest
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.checkpoint.parity import Parity
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
-from groundup.core.manifest import Manifest
+from groundup.core.manifest import read_manifest
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from tests.tiny import tiny_model
@@ -115,7 +116,7 @@ def test_convert_writes_and_compares(groundup: Callable[..., str], model: Path, 
     out = groundup("convert", model, tmp_path / "a", "--to", "hf")
     assert "largest difference of logits 0.0e+00, top-1 agreement 100.0%" in out
     assert read_huggingface(tmp_path / "a").config == tiny_model("gpt2").config
-    Manifest.read(tmp_path / "a" / "groundup_export.json", "export")
+    read_manifest(tmp_path / "a" / "groundup_export.json", ExportManifest)
     out = groundup("convert", model, tmp_path / "a", "--to", "hf", "--dtype", "float16")
     assert "rounding to float16: largest difference" in out
     assert read_json(tmp_path / "a" / "config.json")["dtype"] == "float16"

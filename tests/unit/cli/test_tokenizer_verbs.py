@@ -108,7 +108,7 @@ def test_inspect_measures_beside_gpt2(
     verbs.inspect("own", "in.jsonl")
     rows = _rows(capsys.readouterr().out)
     own, gpt2 = (load_tokenizer(Path(name)) for name in ("own", "gpt2"))
-    num_own, num_gpt2 = (sum(len(x) for x in loaded.encode_batch(TEXTS)) for loaded in (own, gpt2))
+    num_own, num_gpt2 = (sum(len(x) for x in map(loaded.encode, TEXTS)) for loaded in (own, gpt2))
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     more = (
         f"{num_own / num_gpt2 - 1:.1%} more" if num_own > num_gpt2 else f"{1 - num_own / num_gpt2:.1%} fewer"

@@ -21,7 +21,7 @@ from groundup.core.errors import DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.sources import find_source_files
 from groundup.tokens.dataset.dataset_manifest import manifest_path
-from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.document_sources import DocumentSource, DocumentSources, document_sources_path
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.tokenize import build_rank, build_tokens, part_files
 from groundup.tokens.tokenize.parts import cut_into_parts
@@ -33,7 +33,7 @@ ANY = BadRecordPolicy(action="quarantine", max_bad=1.0)
 def artefacts(prefix: Path, key: str = "text") -> dict[str, bytes]:
     """The content of all files of a dataset."""
     path = prefix.with_name(f"{prefix.name}_{key}_document")
-    files = [bin_path(path), idx_path(path), origins_path(path)]
+    files = [bin_path(path), idx_path(path), document_sources_path(path)]
     return {file.suffix: file.read_bytes() for file in files}
 
 
@@ -79,8 +79,8 @@ def write_source(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, Origin]], list[str]]:
-    """Texts with their origins, and ``file:line: reason`` of the bad records."""
+def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, DocumentSource]], list[str]]:
+    """Texts with their sources, and ``file:line: reason`` of the bad records."""
     texts, bad = [], []
     for number, content in enumerate(lines, 1):
         if not content.strip():
@@ -94,7 +94,7 @@ def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, Origin]]
         if url is None and isinstance(meta, dict):
             url = meta.get("url")
         if record["text"]:
-            texts.append((record["text"], Origin(name, number, url if isinstance(url, str) else "")))
+            texts.append((record["text"], DocumentSource(name, number, url if isinstance(url, str) else "")))
     return texts, bad
 
 
@@ -129,8 +129,8 @@ def test_any_cut_gives_what_stands_in_the_lines(
     assert [data.sequence(n).tolist() for n in range(data.num_sequences)] == [
         [*small_tokenizer.encode(text), end] for text, _ in texts
     ]
-    origins = Origins(data.prefix)
-    assert [origins.origin(n) for n in range(len(origins))] == [origin for _, origin in texts]
+    sources = DocumentSources(data.prefix)
+    assert [sources[n] for n in range(len(sources))] == [origin for _, origin in texts]
     shown = [offender.split(" (")[0] for offender in counts(prefix)["bad_records"]["offenders"]]
     assert shown == bad[:20]
     quarantine = prefix.with_name("data_quarantine.jsonl")
@@ -239,7 +239,7 @@ def test_ray_gives_the_same_bytes(
     found = artefacts(tmp_path / "ray" / "data")
     assert (found[".bin"], found[".idx"]) == (in_one[".bin"], in_one[".idx"])
     prefix = tmp_path / "ray" / "data_text_document"
-    assert Origins(prefix).origin(3).source == "in/a.jsonl"
+    assert DocumentSources(prefix)[3].source == "in/a.jsonl"
 
 
 # Kills
@@ -417,8 +417,8 @@ def test_a_tokenizer_that_fails_on_a_text_makes_it_a_bad_record(
 
     monkeypatch.setattr(type(small_tokenizer), "encode_array", encode)
     report = build_tokens([path], tmp_path / "out", small_tokenizer, workers=0)
-    assert report.counts["text"]["documents"] == 2
-    assert report.counts["text"]["bad_records"]["offenders"] == [
+    assert report.counts["text"].documents == 2
+    assert list(report.counts["text"].bad_records.offenders) == [
         f"{path}:2: tokenizer failed (RuntimeError: too deep)"
     ]
 
@@ -505,8 +505,8 @@ def test_a_long_line_and_a_line_too_long(
         build_tokens([path], prefix, small_tokenizer, workers=0, bad_records=ANY, part_bytes=part_bytes)
         assert counts(prefix)["bad_records"]["by_reason"] == {"too long": 1}
         assert counts(prefix)["bad_records"]["offenders"][0].startswith(f"{path}:4: too long")
-        origins = Origins(prefix.with_name(f"{prefix.name}_text_document"))
-        assert [origins.origin(n).line for n in range(4)] == [1, 2, 3, 5]
+        sources = DocumentSources(prefix.with_name(f"{prefix.name}_text_document"))
+        assert [sources[n].line for n in range(4)] == [1, 2, 3, 5]
 
 
 # Parquet
@@ -533,16 +533,16 @@ def test_parquet_is_read_by_columns_with_its_bad_rows_named(
         [path], tmp_path / "out", small_tokenizer, keys=["body", "title"], workers=0, bad_records=ANY,
         part_bytes=1,
     )  # fmt: skip
-    assert report.counts["title"]["documents"] == 3
-    assert report.counts["body"]["empty_documents"] == 1
-    assert report.counts["body"]["bad_records"]["offenders"] == [
+    assert report.counts["title"].documents == 3
+    assert report.counts["body"].empty_documents == 1
+    assert list(report.counts["body"].bad_records.offenders) == [
         f"{path}:2: not UTF-8 (invalid start byte at byte 0)",
         f"{path}:3: text is not a string ('body' is null)",
     ]
-    origins = Origins(report.prefixes["body"])
-    assert [origins.origin(n) for n in range(2)] == [
-        Origin(str(path), 1, "http://0"),
-        Origin(str(path), 4, "http://3"),
+    sources = DocumentSources(report.prefixes["body"])
+    assert [sources[n] for n in range(2)] == [
+        DocumentSource(str(path), 1, "http://0"),
+        DocumentSource(str(path), 4, "http://3"),
     ]
     with pytest.raises(DataError, match="no column 'txt'; the columns are: body, title, meta, number"):
         build_tokens([path], tmp_path / "no", small_tokenizer, keys=["txt"], workers=0)

@@ -83,7 +83,7 @@ def distorted(content: bytes, draw: random.Random) -> bytes:
     [
         ("d_text_document.bin", ("verify", "inspect")),
         ("d_text_document.idx", ("verify", "inspect", "trace", "merge", "build")),
-        ("d_text_document.origins", ("trace", "merge")),
+        ("d_text_document.sources.npz", ("trace", "merge")),
         ("d_text_document.json", ("verify", "inspect", "trace", "merge", "build")),
         ("corpus/manifest.json", ("corpus",)),
         ("tokenizer/tokenizer.json", ("tokenizer",)),

@@ -14,7 +14,7 @@ from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
-ENDINGS = (".bin", ".idx", ".origins", ".json")
+ENDINGS = (".bin", ".idx", ".sources.npz", ".json")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_another_dataset_is_not_replaced_in_silence(
 def test_a_dataset_of_somebody_else_stays(source: Path) -> None:
     data = build(source)
     before = idx_path(data).read_bytes()
-    for ending in (".json", ".origins"):
+    for ending in (".json", ".sources.npz"):
         Path(f"{data}{ending}").unlink()  # as Megatron-LM leaves it
     with pytest.raises(
         ConfigError, match=r"data_text_document\.idx: .*not built here. Choose another --prefix"

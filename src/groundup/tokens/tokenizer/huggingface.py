@@ -166,11 +166,6 @@ class HuggingFaceTokenizer:
         """The ids of a text as uint32 [num_tokens]."""
         return np.array(self.encode(text), dtype=np.uint32)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        encodings = self._tokenizer.encode_batch_fast(list(map(whole_text, texts)), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)

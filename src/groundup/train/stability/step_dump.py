@@ -26,7 +26,7 @@ from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import FileRecord, describe_files, find_damage, read_manifest, write_manifest
 from groundup.parallel.device import describe_device
-from groundup.tokens.sampling.trace import Piece, trace_sample
+from groundup.tokens.sampling.trace import DocumentRange, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
@@ -236,8 +236,8 @@ def read_dump(folder: Path) -> StepDump:
     )
 
 
-def _origin(piece: Piece) -> dict[str, Any]:
-    origin = piece.origin
+def _origin(piece: DocumentRange) -> dict[str, Any]:
+    origin = piece.came_from
     return {
         "document": piece.document,
         "begin": piece.begin,

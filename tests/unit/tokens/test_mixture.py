@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.tokens.sampling.dataset import TokenDataset
-from groundup.tokens.sampling.mixture import BlendedDataset, Interleaving
+from groundup.tokens.sampling.mixture import Interleaving, MixtureDataset
 from tests.unit.tokens.sources import ArraySource
 
 weights_of = st.lists(
@@ -64,25 +64,25 @@ def test_refuses_weights_that_mean_nothing(weights: list[float]) -> None:
         Interleaving(weights)
 
 
-def _blend() -> BlendedDataset:
+def _mixture() -> MixtureDataset:
     parts = [
         TokenDataset(ArraySource(np.arange(size) + 1000 * number, [size]), sequence_length=4, seed=3)
         for number, size in enumerate((101, 41, 9))
     ]
-    return BlendedDataset(parts, [0.5, 0.3, 0.2], name="blend")
+    return MixtureDataset(parts, [0.5, 0.3, 0.2], name="mixture")
 
 
 @given(cuts=st.lists(st.integers(1, 37), min_size=1, max_size=10))
 def test_the_stream_is_the_same_for_any_ranks_workers_and_restarts(cuts: list[int]) -> None:
     first, hashed = 0, hashlib.sha256()
     for count in cuts:
-        hashed.update(_blend().batch(first, count).tobytes())  # a new process each time
+        hashed.update(_mixture().batch(first, count).tobytes())  # a new process each time
         first += count
-    whole = _blend().batch(0, first)
+    whole = _mixture().batch(0, first)
     assert hashed.digest() == hashlib.sha256(whole.tobytes()).digest()
     for num_ranks in (2, 3):  # rank r takes samples r, r + num_ranks, ...
         ranks = [
-            [_blend().batch(index, 1)[0] for index in range(rank, first, num_ranks)]
+            [_mixture().batch(index, 1)[0] for index in range(rank, first, num_ranks)]
             for rank in range(num_ranks)
         ]
         for index in range(first):
@@ -91,24 +91,24 @@ def test_the_stream_is_the_same_for_any_ranks_workers_and_restarts(cuts: list[in
 
 def test_the_stream_is_pinned() -> None:
     """It may never change: runs are continued with it. A hash of the first 1,000 samples."""
-    digest = hashlib.sha256(_blend().batch(0, 1000).astype("<i8").tobytes()).hexdigest()
+    digest = hashlib.sha256(_mixture().batch(0, 1000).astype("<i8").tobytes()).hexdigest()
     assert digest[:16] == "65e787e2f69e220d"
 
 
 def test_spans_and_starts_follow_the_interleaving() -> None:
-    blend = _blend()
+    mixture = _mixture()
     for ordered in (False, True):
-        batch, starts = blend.batch(0, 60, ordered=ordered), blend.document_starts(0, 60, ordered=ordered)
+        batch, starts = mixture.batch(0, 60, ordered=ordered), mixture.document_starts(0, 60, ordered=ordered)
         assert np.array_equal(starts, batch % 1000 == 0)
         for index in range(60):
-            (span,) = blend.spans(index, ordered=ordered)
+            (span,) = mixture.spans(index, ordered=ordered)
             assert np.array_equal(span.source.tokens[span.begin : span.end], batch[index])
 
 
-def test_an_ordered_blend_reads_no_sample_twice() -> None:
-    blend = _blend()
-    first = blend.batch(0, blend.num_samples, ordered=True)[:, 0].tolist()
-    assert len(set(first)) == blend.num_samples
+def test_an_ordered_mixture_reads_no_sample_twice() -> None:
+    mixture = _mixture()
+    first = mixture.batch(0, mixture.num_samples, ordered=True)[:, 0].tolist()
+    assert len(set(first)) == mixture.num_samples
     assert sum(token >= 2000 for token in first) == 2  # all that the smallest source has
-    again = blend.batch(0, blend.num_samples + 1, ordered=True)[:, 0].tolist()
-    assert len(set(again)) == blend.num_samples
+    again = mixture.batch(0, mixture.num_samples + 1, ordered=True)[:, 0].tolist()
+    assert len(set(again)) == mixture.num_samples

@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.tokens.sampling.batch_ramp import BatchSizes
-from groundup.tokens.sampling.feasibility import SPLITS, samples_in
-from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.sampling.feasibility import SPLITS, MixturePlan, SourcePlan, find_mend, samples_in
 from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 
@@ -19,7 +18,7 @@ splits = (
 
 
 @st.composite
-def plans(draw) -> BlendPlan:
+def plans(draw) -> MixturePlan:
     size = draw(st.integers(1, 6))
     proportional = draw(st.booleans())
     weights = [
@@ -38,7 +37,7 @@ def plans(draw) -> BlendPlan:
             max_epochs=draw(st.integers(0, 4)) if split else 0,
         )
 
-    return BlendPlan(
+    return MixturePlan(
         sources=tuple(source(f"data.sources.s{k}", draw(splits), weights[k]) for k in range(size)),
         validation=(source("data.validation.v", "", None),) if draw(st.booleans()) else None,
         sequence_length=draw(st.integers(1, 100)),
@@ -50,7 +49,7 @@ def plans(draw) -> BlendPlan:
 
 @given(plan=plans())
 @settings(max_examples=500, deadline=None)
-def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: BlendPlan) -> None:
+def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: MixturePlan) -> None:
     problem = find_mend(plan)
     if problem is None:
         _assert_possible(plan)
@@ -67,7 +66,7 @@ def test_what_is_accepted_can_be_trained_and_what_is_proposed_is_accepted(plan: 
             assert left.what != problem.what
 
 
-def _assert_possible(plan: BlendPlan) -> None:
+def _assert_possible(plan: MixturePlan) -> None:
     """By counting, without the planner's own functions."""
     asked = plan.batch_sizes.after(plan.num_steps)
     counts = plan.interleaving().counts(asked)
@@ -82,7 +81,7 @@ def _assert_possible(plan: BlendPlan) -> None:
             assert any(samples_in(source.num_tokens(name), plan.sequence_length) for source in held_out)
 
 
-def _evenly(size: int, **limits: int) -> BlendPlan:
+def _evenly(size: int, **limits: int) -> MixturePlan:
     """Sources of 9 samples each, "a", "b" and so on, of which 8,000 samples are asked."""
     sources = [
         SourcePlan(
@@ -94,7 +93,7 @@ def _evenly(size: int, **limits: int) -> BlendPlan:
         )
         for key in "abcdefgh"[:size]
     ]
-    return BlendPlan(sources=tuple(sources), sequence_length=10, num_steps=1000, batch_sizes=BatchSizes(8))
+    return MixturePlan(sources=tuple(sources), sequence_length=10, num_steps=1000, batch_sizes=BatchSizes(8))
 
 
 def test_one_limited_source_of_many() -> None:
@@ -117,7 +116,7 @@ def test_all_sources_that_are_read_too_often_are_named_at_once() -> None:
 
 @given(plan=plans())
 @settings(max_examples=200, deadline=None)
-def test_only_more_text_mends_what_has_no_mend(plan: BlendPlan) -> None:
+def test_only_more_text_mends_what_has_no_mend(plan: MixturePlan) -> None:
     problem = find_mend(plan)
     if problem is None or problem.changes:
         return
