@@ -105,7 +105,7 @@ def test_manifest_round_trip_and_damage(tmp_path):
         write_json(path, {**to_dict(manifest), **change})
         with pytest.raises(DataError, match=message) as error:
             read_manifest(path, BoxManifest)
-        assert error.value.where == path
+        assert error.value.where == str(path)
     write_json(path, {"kind": "box"})
     with pytest.raises(DataError, match="files is required"):
         read_manifest(path, BoxManifest)
