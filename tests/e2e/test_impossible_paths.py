@@ -20,6 +20,7 @@ _TOKENIZERS = {"tokenizer": "", "vocab_file": "merge_file", "merge_file": "vocab
 
 _POSSIBLE = {
     "corpus build": {"sources": "documents.jsonl", "out": "new"},
+    "corpus run": {"recipe": "recipe.yaml", "out": "new"},
     "tokenizer train": {"sources": "documents.jsonl", "out": "new", "vocab_size": "300"},
     "tokenizer inspect": {"tokenizer": "data_tokenizer"},
     "tokenizer encode": {"tokenizer": "data_tokenizer", "words": "x"},
@@ -85,6 +86,7 @@ def folder(tmp_path_factory):
     """A corpus, its tokenizer and tokens, a run, and empty files."""
     folder = tmp_path_factory.mktemp("things")
     run(make_config(make_data(folder), folder / "run", "num_steps=1", "data.split='1'"))
+    (folder / "recipe.yaml").write_text("stages: [{kind: import, sources: [documents.jsonl]}]\n")
     (folder / "empty").touch()
     (folder / "void").touch()  # beside which no verb writes files of the same beginning
     return folder

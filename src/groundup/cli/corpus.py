@@ -2,18 +2,25 @@
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from groundup.core.config import from_dict
+import cyclopts
+
+from groundup.core.config import from_dict, resolve
 from groundup.core.errors import ConfigError
+from groundup.core.executor.local import runner_of
+from groundup.core.executor.tasks import RayRunner
 from groundup.corpus.bad_records import Action
-from groundup.corpus.build import CorpusConfig, build_corpus
+from groundup.corpus.pipeline import run_rank, run_recipe
+from groundup.corpus.recipe import Recipe
+from groundup.corpus.report import CorpusReport
 
 _FLAGS = {
-    "output_dir": "--out",
-    "text_key": "--key",
-    "cut_characters": "--cut-characters",
-    "shuffle_seed": "--seed",
+    "stages.0.text_key": "--key",
+    "stages.0.cut_characters": "--cut-characters",
+    "stages.2.seed": "--seed",
+    "stages.3.seed": "--seed",
+    "num_shards": "--num-shards",
     "bad_records.action": "--bad-records",
     "bad_records.max_bad": "--max-bad",
 }
@@ -32,13 +39,16 @@ def build(
     seed: int = 0,
     bad_records: Action = "skip-malformed",
     max_bad: float = 0.001,
+    num_shards: int | None = None,
+    workers: int | None = None,
 ) -> None:
     """Collect text into a corpus: cleaned, without exact duplicates, shuffled.
 
-    Reads text files (each one document) and JSONL (each line one document), plain, .gz or .zst; repairs
-    broken Unicode and white space; keeps the first of equal texts; writes DIR/documents.jsonl.zst, what
-    was dropped and why to DIR/excluded.jsonl.zst, and DIR/manifest.json. Run again with the same input
-    and settings, it finds its work done.
+    Reads text files (each one document), JSONL and Parquet (each line or row one document), plain, .gz or
+    .zst; repairs broken Unicode and white space; keeps the first of equal texts; writes
+    DIR/documents-00000-of-00004.jsonl.zst and so on, what was dropped and why to DIR/excluded.jsonl.zst, and
+    DIR/manifest.json. Run again with the same input and settings, it finds its work done; after Ctrl-C or a
+    kill, it does only what is missing. `groundup corpus run` does the same by a recipe of your own.
 
     For example:
 
@@ -61,6 +71,8 @@ def build(
             file (skip-malformed); also keep what stands before the damage in a file (skip); do so and copy
             what is left out to DIR/quarantine.jsonl (quarantine); or stop at the first (fail).
         max_bad: Stop when more than this share of the records is bad, 0 to 1.
+        num_shards: Files of documents to write; by size when left out.
+        workers: Processes; one for each core when left out, 0 for none beside this one.
     """
     if min_characters < 0 or (max_characters is not None and max_characters < max(1, min_characters)):
         raise ConfigError(
@@ -68,20 +80,97 @@ def build(
             where="--min-characters, --max-characters",
             fix="Give 0 or more, and no larger least than most.",
         )
-    steps: list[dict[str, Any]] = [{"kind": "fix_unicode"}, {"kind": "normalize_whitespace"}]
+    filters: list[dict[str, Any]] = [{"kind": "fix_unicode"}, {"kind": "normalize_whitespace"}]
     if min_characters > 0 or max_characters is not None:
-        steps.append({"kind": "length", "min_characters": min_characters, "max_characters": max_characters})
-    tree = {
-        "output_dir": out,
+        filters.append({"kind": "length", "min_characters": min_characters, "max_characters": max_characters})
+    first = {
+        "kind": "import",
         "sources": sources,
         "python_library": python_library,
         "text_key": key,
         "cut_characters": cut_characters,
-        "steps": steps,
-        "deduplicate": deduplicate,
-        "shuffle_seed": seed if shuffle else None,
-        "bad_records": {"action": bad_records, "max_bad": max_bad},
     }
-    report = build_corpus(from_dict(CorpusConfig, tree, where="command line", names=_FLAGS))
+    stages = [first, {"kind": "clean", "filters": filters}]
+    stages += [{"kind": "exact_dedup"}] if deduplicate else []
+    stages += [{"kind": "shuffle", "seed": seed}] if shuffle else []
+    tree = {
+        "stages": stages,
+        "num_shards": num_shards,
+        "bad_records": {"action": bad_records, "max_bad": max_bad},
+        "keep_stages": False,
+    }
+    recipe = from_dict(Recipe, tree, where="command line", names=_FLAGS)
+    _print(run_recipe(recipe, out, runner_of(workers)))
+
+
+def run(
+    recipe: Path,
+    *overrides: str,
+    out: Annotated[Path, cyclopts.Parameter(name=["--out", "-o"])],
+    workers: int | None = None,
+    executor: Literal["processes", "ray"] = "processes",
+    address: str = "",
+    rank: int | None = None,
+    world_size: int | None = None,
+    print_config: bool = False,
+) -> None:
+    """Make a corpus by a recipe: a list of stages, each over shards of documents.
+
+    Writes DIR/documents-00000-of-00064.jsonl.zst and so on, what was dropped and why to
+    DIR/excluded.jsonl.zst, and DIR/manifest.json. A run that was killed, or whose recipe was changed, does
+    only what is missing or stale; the result is the same bytes for any number of workers, machines and
+    restarts.
+
+    On many machines with a common file system: a Slurm array runs this command with --rank and --world-size
+    in each job. Ranks never wait for each other: where a stage needs all shards of the one before, a rank
+    ends when its own are done, and the array is submitted again; the same command without --rank does what
+    is left and writes the corpus. Or --executor ray does the tasks on a Ray cluster.
+
+    For example:
+
+        groundup corpus run recipe.yaml -o runs/corpus
+        groundup corpus run recipe.yaml stages.shuffle.seed=7 num_shards=256 -o runs/corpus --workers 8
+        groundup corpus run recipe.yaml -o runs/corpus --rank $SLURM_ARRAY_TASK_ID \
+--world-size $SLURM_ARRAY_TASK_COUNT
+
+    Args:
+        recipe: A YAML file: stages (import, clean with its filters, exact_dedup, shuffle), num_shards,
+            bad_records.
+        overrides: Settings of the recipe as dotted.key=value; a stage is named by its number or its kind.
+        out: The folder to write.
+        workers: Processes; one for each core when left out, 0 for none beside this one. Under Ray: tasks at
+            a time.
+        executor: Processes of this machine, or tasks of Ray (pip install 'groundup[ray]').
+        address: Of the Ray cluster; RAY_ADDRESS, or one started on this machine, when left out.
+        rank: Which job of an array this is, from 0: do its tasks, and say how many are left to others.
+        world_size: How many jobs there are.
+        print_config: Print the recipe with all defaults and where each value came from, and do nothing.
+    """
+    if (rank is None) != (world_size is None):
+        raise ConfigError("--rank and --world-size go together", where="command line", fix="Give both.")
+    if address and executor != "ray":
+        raise ConfigError("--address is without effect", where="command line", fix="Add --executor ray.")
+    if executor == "ray" and rank is not None:
+        raise ConfigError(
+            "Ray hands out the tasks itself", where="command line", fix="Leave out --rank or --executor ray."
+        )
+    resolved = resolve(Recipe, file=recipe, overrides=overrides)
+    if print_config:
+        sys.stdout.write(f"{resolved.render()}\n")
+        return
+    runner = RayRunner(address=address, workers=workers or 0) if executor == "ray" else runner_of(workers)
+    if rank is not None and world_size is not None:
+        done = run_rank(resolved.value, out, runner, rank=rank, world_size=world_size)
+        state = (
+            f"{done.left:,} tasks of {done.stage} are left to other ranks; run it again when they have ended"
+            if done.left
+            else "all stages are done: the same command without --rank writes the corpus"
+        )
+        sys.stdout.write(f"rank {rank} of {world_size}: {done.done:,} tasks done; {state}\n")
+        return
+    _print(run_recipe(resolved.value, out, runner))
+
+
+def _print(report: CorpusReport) -> None:
     state = " (was there already)" if report.reused else ""
-    sys.stdout.write(f"{report.table()}\n\n{report.documents_path}{state}\n")
+    sys.stdout.write(f"{report.table()}\n\n{report.documents_glob}{state}\n")

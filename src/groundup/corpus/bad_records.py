@@ -6,19 +6,22 @@ file is not one bad record, since nobody knows what stood behind the damage: it 
 says otherwise (``skip`` or ``quarantine``).
 """
 
-import base64
 import collections
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Annotated, Any, Literal
 
-import orjson
 from annotated_types import Interval
 
-from groundup.core.config_class import config
+from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
+from groundup.corpus.quarantine import quarantine_line
+
+Offender = tuple[str, str, str]
+"""Where a bad record is, the reason, and what is particular to it."""
 
 Action = Literal["skip-malformed", "skip", "quarantine", "fail"]
 
@@ -31,8 +34,6 @@ _JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the wh
 SHOWN_OFFENDERS = 20
 """So many of the first bad records are named."""
 _SHOWN_IN_MESSAGE = 3
-MAX_KEPT_BYTES = 1 << 20
-"""Of a bad record in quarantine."""
 
 
 @config
@@ -55,6 +56,21 @@ class BadRecordPolicy:
         return self.action == "fail" or (self.action == "skip-malformed" and reason == DAMAGED_FILE)
 
 
+@config
+class BadRecordCounts:
+    """The bad records of a build, in its manifest.
+
+    Attributes:
+        bad: How many.
+        by_reason: Reason -> how many.
+        offenders: The first of them and every damaged file, in words.
+    """
+
+    bad: NotNegative
+    by_reason: dict[str, NotNegative]
+    offenders: tuple[str, ...]
+
+
 class BadRecords:
     """Counts the good and bad records of a run and applies the policy.
 
@@ -66,6 +82,7 @@ class BadRecords:
             ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
             when the run fails; a file of an earlier run is replaced.
         command: The command that has flags for the policy, named in messages.
+        on_bad: Told of each bad record.
 
     Raises:
         ConfigError: ``quarantine`` without a path.
@@ -77,16 +94,18 @@ class BadRecords:
         *,
         quarantine_path: Path | None = None,
         command: str = "groundup corpus build",
+        on_bad: Callable[[Offender], None] = lambda offender: None,
     ) -> None:
         if policy.action == "quarantine" and quarantine_path is None:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
         self.command = command
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
+        self.on_bad = on_bad
         self.good = 0
         self.bad = 0
         self.by_reason: collections.Counter[str] = collections.Counter()
-        self.offenders: list[str] = []
+        self._first: list[Offender] = []
         self._quarantine: IO[bytes] | None = None
 
     def __enter__(self) -> "BadRecords":
@@ -97,13 +116,23 @@ class BadRecords:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._quarantine:
-            self._quarantine.close()
-            self._quarantine = None
+        self.close()
         if error is None:
             self.judge()
             if self.bad:
                 logger.warning("%s", self.summary())
+
+    @property
+    def offenders(self) -> list[str]:
+        """The first bad records and every damaged file: where, reason and detail in one phrase."""
+        return [_offender(*offender) for offender in self._first]
+
+    def close(self) -> None:
+        """Closes the file of the quarantine."""
+        if self._quarantine:
+            os.fsync(self._quarantine.fileno())
+            self._quarantine.close()
+            self._quarantine = None
 
     def add_good(self, count: int = 1) -> None:
         """Counts records that were read well."""
@@ -124,8 +153,8 @@ class BadRecords:
         """
         self.bad += 1
         self.by_reason[reason] += 1
-        if len(self.offenders) < SHOWN_OFFENDERS or reason == DAMAGED_FILE:
-            self.offenders.append(_offender(where, reason, detail))
+        self._show([(where, reason, detail)])
+        self.on_bad((where, reason, detail))
         if self.policy.is_fatal(reason):
             raise self._fatal(where, reason, detail)
         if self.quarantine_path:
@@ -133,9 +162,7 @@ class BadRecords:
         if self.is_judged_early():
             self.judge()
 
-    def take(
-        self, good: int, by_reason: Mapping[str, int], offenders: Sequence[tuple[str, str, str]]
-    ) -> None:
+    def take(self, good: int, by_reason: Mapping[str, int], offenders: Sequence[Sequence[str]]) -> None:
         """Adds what others have counted; judges nothing.
 
         Args:
@@ -146,13 +173,39 @@ class BadRecords:
         self.good += good
         self.bad += sum(by_reason.values())
         self.by_reason.update(by_reason)
-        room = SHOWN_OFFENDERS - len(self.offenders)
-        named = [
-            offender
-            for number, offender in enumerate(offenders)
-            if number < room or offender[1] == DAMAGED_FILE
-        ]
-        self.offenders += [_offender(*offender) for offender in named]
+        self._show(offenders)
+
+    def watch(self, good: int, offenders: Sequence[Offender]) -> None:
+        """Adds what a worker has counted meanwhile, and stops a hopeless run.
+
+        Under ``quarantine`` only a fatal record stops it: the others are all gathered first.
+
+        Raises:
+            DataError: The policy does not put up with one of them, or with so many.
+        """
+        self.take(good, collections.Counter(reason for _, reason, _ in offenders), offenders)
+        self.require_none_fatal(offenders)
+        if offenders and self.policy.action != "quarantine" and self.is_judged_early():
+            self.judge()
+
+    def require_none_fatal(self, offenders: Sequence[Sequence[str]]) -> None:
+        """Refuses a record with which the policy does not put up.
+
+        Raises:
+            DataError: With its place and what to do.
+        """
+        for where, reason, detail in offenders:
+            if self.policy.is_fatal(reason):
+                raise self._fatal(where, reason, detail)
+
+    def outcome(self) -> dict[str, Any]:
+        """What ``take`` needs of this one, as JSON-like values."""
+        return {"good": self.good, "by_reason": dict(self.by_reason), "offenders": list(self._first)}
+
+    def _show(self, offenders: Sequence[Sequence[str]]) -> None:
+        for where, reason, detail in offenders:
+            if len(self._first) < SHOWN_OFFENDERS or reason == DAMAGED_FILE:
+                self._first.append((where, reason, detail))
 
     def is_judged_early(self) -> bool:
         """Whether there are records enough to stop before the end."""
@@ -191,8 +244,8 @@ class BadRecords:
         return summary_of(self.counts(), self.quarantine_path)
 
     def counts(self) -> dict[str, Any]:
-        """The same for a manifest."""
-        return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": list(self.offenders)}
+        """The same for a manifest: the values of a ``BadRecordCounts``."""
+        return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": self.offenders}
 
     def _fatal(self, where: str, reason: str, detail: str) -> DataError:
         """The error of a record with which the policy does not put up."""
@@ -237,17 +290,6 @@ def summary_of(counts: Mapping[str, Any], quarantine_path: Path | None = None) -
     if quarantine_path and counts["bad"]:
         head += f"; kept in {quarantine_path}"
     return "\n  ".join([head, *counts.get("offenders", ())])
-
-
-def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:
-    """A bad record as a line of a quarantine file."""
-    cut = record[:MAX_KEPT_BYTES]
-    line = {"where": where, "reason": reason, "detail": detail}
-    try:
-        line["record"] = cut.decode()
-    except UnicodeDecodeError:
-        line["record_base64"] = base64.b64encode(cut).decode()
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _offender(where: str, reason: str, detail: str) -> str:

@@ -1,27 +1,18 @@
 """Files of a corpus that was built here are held to its manifest wherever they are read as a source."""
 
 from pathlib import Path
-from typing import Any
 
 from groundup.core.compressed import RecordedFile
-from groundup.core.errors import DataError
-from groundup.core.files import read_json
-from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import DAMAGED_FILE, BadRecords
+from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusManifest, find_corpus_manifest
 from groundup.corpus.sources import SourceFile
-
-DOCUMENTS = "documents.jsonl.zst"
-"""The documents of a corpus folder."""
-EXCLUDED = "excluded.jsonl.zst"
-"""What was dropped of a corpus."""
-MANIFEST = "manifest.json"
 
 
 class CorpusManifests:
     """The manifests beside source files; each is read once."""
 
     def __init__(self) -> None:
-        self._of_folder: dict[Path, Manifest | None] = {}
+        self._of_folder: dict[Path, CorpusManifest | None] = {}
 
     def hold(self, file: SourceFile, bad_records: BadRecords | None = None) -> RecordedFile | None:
         """What a manifest of ours records of a file; None for a file that no such manifest lists.
@@ -33,28 +24,17 @@ class CorpusManifests:
             DataError: The size is not the recorded one, or the manifest is of a newer format.
         """
         path = file.path
-        if path.name not in (DOCUMENTS, EXCLUDED):
+        if not path.name.startswith("documents-") and path.name != EXCLUDED:
             return None
         if path.parent not in self._of_folder:
-            self._of_folder[path.parent] = _corpus_manifest(path.parent / MANIFEST)
+            self._of_folder[path.parent] = find_corpus_manifest(path.parent)
         manifest = self._of_folder[path.parent]
         if manifest is None or path.name not in manifest.files:
             return None
         entry = manifest.files[path.name]
-        content = f"{manifest.counts.get('documents', 0):,} documents" if path.name == DOCUMENTS else ""
+        content = f"{manifest.counts.documents:,} documents" if manifest.documents == [path.name] else ""
         recorded = RecordedFile(path.parent / MANIFEST, entry.bytes, entry.checksum, content)
         mismatch = recorded.size_mismatch(file.size_bytes)
         if mismatch and bad_records and bad_records.policy.is_fatal(DAMAGED_FILE):
             bad_records.add(str(path), DAMAGED_FILE, detail=mismatch)
         return recorded
-
-
-def _corpus_manifest(path: Path) -> Manifest | None:
-    """The manifest of a corpus; None where the file is missing or somebody else's."""
-    try:
-        value: Any = read_json(path)
-    except DataError:  # there is none, or it is not JSON and so not one of ours
-        return None
-    if not isinstance(value, dict) or value.get("kind") != "corpus" or "groundup_version" not in value:
-        return None
-    return Manifest.of(value, "corpus", where=path)
