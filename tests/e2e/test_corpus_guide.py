@@ -31,8 +31,10 @@ def test_what_is_shown_is_what_is_printed(folder):
 @pytest.mark.slow
 def test_every_command_runs(folder):
     printed = [run(line, folder) for line in commands(GUIDE)]
-    assert len(printed) == 6
-    assert "left to other ranks" in printed[3]
+    assert len(printed) == 9
+    assert printed[2] == "posts.jsonl:2 [length: too short]\nshort\n\n"
+    assert printed[3].startswith("exact_duplicate: seen before: posts.jsonl:3 in corpus/excluded.jsonl.zst:")
+    assert "left to other ranks" in printed[6]
     manifests = [read_json(folder / name / "manifest.json") for name in ("corpus", "shared")]
     assert manifests[0]["counts"] == manifests[1]["counts"]
     assert not (folder / "corpus" / ".stages").exists()

@@ -1,5 +1,6 @@
 """``groundup corpus``: from text sources to clean documents."""
 
+import itertools
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -7,10 +8,12 @@ from typing import Annotated, Any, Literal
 import cyclopts
 
 from groundup.core.config import from_dict, resolve
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.executor.local import runner_of
 from groundup.core.executor.tasks import RayRunner
+from groundup.corpus import look_up
 from groundup.corpus.bad_records import Action
+from groundup.corpus.look_up import corpus_manifest, dropped_for
 from groundup.corpus.pipeline import run_rank, run_recipe
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.report import CorpusReport
@@ -83,14 +86,9 @@ def build(
     filters: list[dict[str, Any]] = [{"kind": "fix_unicode"}, {"kind": "normalize_whitespace"}]
     if min_characters > 0 or max_characters is not None:
         filters.append({"kind": "length", "min_characters": min_characters, "max_characters": max_characters})
-    first = {
-        "kind": "import",
-        "sources": sources,
-        "python_library": python_library,
-        "text_key": key,
-        "cut_characters": cut_characters,
-    }
-    stages = [first, {"kind": "clean", "filters": filters}]
+    read = {"sources": sources, "python_library": python_library, "text_key": key}
+    stages: list[dict[str, Any]] = [{"kind": "import", "cut_characters": cut_characters, **read}]
+    stages += [{"kind": "clean", "filters": filters}]
     stages += [{"kind": "exact_dedup"}] if deduplicate else []
     stages += [{"kind": "shuffle", "seed": seed}] if shuffle else []
     tree = {
@@ -174,3 +172,60 @@ def run(
 def _print(report: CorpusReport) -> None:
     state = " (was there already)" if report.reused else ""
     sys.stdout.write(f"{report.table()}\n\n{report.documents_glob}{state}\n")
+
+
+def stats(corpus: Path) -> None:
+    """Show what was read, kept and dropped for a corpus, with reasons and examples.
+
+    For example:
+
+        groundup corpus stats runs/corpus
+
+    Args:
+        corpus: The folder of a corpus.
+    """
+    sys.stdout.write(f"{CorpusReport.of(corpus, corpus_manifest(corpus), reused=True).table()}\n")
+
+
+def show(
+    corpus: Path,
+    *,
+    reason: str,
+    number: Annotated[int, cyclopts.Parameter(name=["--number", "-n"])] = 5,
+) -> None:
+    """Show documents that were dropped for a reason.
+
+    For example:
+
+        groundup corpus show runs/corpus --reason "length:too short" -n 3
+
+    Args:
+        corpus: The folder of a corpus.
+        reason: A rule, or rule:reason, as `groundup corpus stats` lists them.
+        number: How many, from the beginning.
+    """
+    for found in itertools.islice(dropped_for(corpus, reason), max(0, number)):
+        url = f" {found.fields['url']}" if found.fields["url"] else ""
+        sys.stdout.write(f"{found.fields['id']}{url} [{found.verdict}]\n{found.fields['text'].rstrip()}\n\n")
+
+
+def trace(corpus: Path, name: str) -> None:
+    """Say why a document was kept or dropped, and where it is now.
+
+    For example:
+
+        groundup corpus trace runs/corpus https://example.org/page
+
+    Args:
+        corpus: The folder of a corpus.
+        name: The document's URL, id, or origin (file:line).
+    """
+    found = look_up.trace(corpus, name)
+    if not found:
+        raise DataError(
+            f"no document has the id, URL or origin {name!r}",
+            where=corpus,
+            fix="It was not in the sources, or was a bad record: see `groundup corpus stats`.",
+        )
+    for document in found:
+        sys.stdout.write(f"{document.verdict}: {document.fields['id']} in {corpus / document.place}\n")

@@ -9,9 +9,7 @@ that the type checker knows them and ``drop_reasons`` lists them.
 import dataclasses
 import types
 import typing
-from typing import Any, Generic, Protocol, TypeVar
-
-from groundup.corpus.document import Document
+from typing import Any, Generic, TypeVar
 
 ReasonT_co = TypeVar("ReasonT_co", bound=str, covariant=True)
 
@@ -21,17 +19,6 @@ class Drop(Generic[ReasonT_co]):
     """The verdict that a document is left out, and why."""
 
     reason: ReasonT_co
-
-
-class DocumentFilter(Protocol):
-    """One rule of cleaning."""
-
-    @property
-    def kind(self) -> str:
-        """Names the filter in configs and in the counts of what was dropped."""
-
-    def apply(self, document: Document) -> Document | Drop[str]:
-        """The document as it should be, or why it should not be."""
 
 
 def drop_reasons(filter_class: type) -> tuple[str, ...]:

@@ -351,14 +351,30 @@ def test_ranks_share_the_work_and_a_run_without_rank_ends_it(tmp_path):
         run_rank(recipe, out, SERIAL, rank=2, world_size=2)
 
 
+RAY = """
+import sys
+from ray.cluster_utils import Cluster
+from groundup.__main__ import main
+if __name__ == "__main__":
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    words = ["corpus", "run", "recipe.yaml", "-o", "ray", "--executor", "ray", "--address", cluster.address]
+    sys.argv = ["groundup", *words]
+    try:
+        main()
+    finally:
+        cluster.shutdown()
+"""
+
+
 @pytest.mark.slow
-def test_ray_gives_the_same_bytes(tmp_path):
+def test_a_ray_cluster_of_two_nodes_gives_the_same_bytes(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'groundup[ray]'")
     folder = write_sources(tmp_path / "in")
-    made(recipe_of(Path(folder), 6), tmp_path / "whole")
+    made(recipe_of(folder, 6), tmp_path / "whole")
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=folder))
-    words = ["corpus", "run", "recipe.yaml", "-o", "ray", "--executor", "ray", "--workers", "2"]
-    subprocess.run([sys.executable, "-m", "groundup", *words], cwd=tmp_path, check=True, timeout=250)
+    (tmp_path / "cluster.py").write_text(RAY)
+    subprocess.run([sys.executable, "cluster.py"], cwd=tmp_path, check=True, timeout=250)
     assert content(tmp_path / "ray") == content(tmp_path / "whole")
 
 
