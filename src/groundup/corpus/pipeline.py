@@ -17,6 +17,7 @@ from groundup.corpus.corpus_manifest import find_corpus_manifest
 from groundup.corpus.phase_progress import PhaseProgress
 from groundup.corpus.publish import QUARANTINE, judge_bad_records, publish, remove_stages, results_of, tidy
 from groundup.corpus.recipe import Recipe
+from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import CorpusReport
 from groundup.corpus.shard import Shard
 from groundup.corpus.source_ranges import cut_into_shards
@@ -197,12 +198,19 @@ class Pipeline:
         return CorpusReport.of(self.output_dir, manifest, reused=True)
 
     def prepare(self) -> None:
-        """Removes what killed runs have left unfinished, and asks for space."""
+        """Removes what killed runs have left unfinished, asks for space, and holds sources to manifests.
+
+        Raises:
+            DataError: A source is not as large as the manifest beside it records.
+        """
         for pattern in (".*.jsonl*.tmp", ".manifest.json.*.tmp", f"{STAGES}/*/.*.tmp"):
             for left in self.output_dir.glob(pattern):
                 left.unlink()
         size = sum(file.size_bytes for file in self.files)
         require_free_space(self.output_dir, size, "the corpus")
+        manifests, bad_records = CorpusManifests(), self._new_bad_records()
+        for file in self.files:
+            manifests.hold(file, bad_records)
 
     def waits_after(self, number: int, report: RankReport) -> bool:
         """Whether a rank can do nothing more: the next stage needs all shards, or its own are not there."""
@@ -253,10 +261,12 @@ class Pipeline:
         for task in missing:
             markers.clear(task)
         total = phase.total_bytes * len(missing) // len(phase.tasks)
-        watching = BadRecords(self.recipe.bad_records, quarantine_path=self.output_dir / QUARANTINE)
-        with PhaseProgress(phase.name, total, watching) as progress:
+        with PhaseProgress(phase.name, total, self._new_bad_records()) as progress:
             run_tasks(missing, phase.work, markers, runner, on_report=progress.add)
         return len(missing)
+
+    def _new_bad_records(self) -> BadRecords:
+        return BadRecords(self.recipe.bad_records, quarantine_path=self.output_dir / QUARANTINE)
 
 
 def _not_writable(error: OSError, output_dir: Path) -> MachineError:
