@@ -98,7 +98,7 @@ def build(
         "keep_stages": False,
     }
     recipe = from_dict(Recipe, tree, where="command line", names=_FLAGS)
-    _print(run_recipe(recipe, out, runner_of(workers)))
+    _print(run_recipe(recipe, out, runner_of(workers), command="groundup corpus build"))
 
 
 def run(

@@ -25,14 +25,16 @@ Offender = tuple[str, str, str]
 
 Action = Literal["skip-malformed", "skip", "quarantine", "fail"]
 
+RECIPE_COMMAND = "groundup corpus run"  # takes the policy as settings, every other command as flags
+_SETTINGS = ("{} bad_records.action=", "{} bad_records.max_bad=", "stages.import.text_key=")
+_FLAGS = ("{} --bad-records ", "{} --max-bad ", "--key")
 DAMAGED_FILE = "damaged file"
 """The reason of a file that breaks off, or is not what its manifest records."""
 _WRONG_KEY = frozenset({"no text key", "text is not a string"})
 
 _JUDGE_AFTER_RECORDS = 1000
 _JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the whole
-SHOWN_OFFENDERS = 20
-"""So many of the first bad records are named."""
+SHOWN_OFFENDERS = 20  # so many of the first bad records are named
 _SHOWN_IN_MESSAGE = 3
 
 
@@ -100,6 +102,8 @@ class BadRecords:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
         self.command = command
+        words = _SETTINGS if command == RECIPE_COMMAND else _FLAGS
+        self._action, self._max_bad, self._key = (word.format(command) for word in words)
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
         self.on_bad = on_bad
         self.good = 0
@@ -128,7 +132,7 @@ class BadRecords:
         return [_offender(*offender) for offender in self._first]
 
     def close(self) -> None:
-        """Closes the file of the quarantine."""
+        """Closes the quarantine."""
         if self._quarantine:
             os.fsync(self._quarantine.fileno())
             self._quarantine.close()
@@ -200,7 +204,7 @@ class BadRecords:
 
     def outcome(self) -> dict[str, Any]:
         """What ``take`` needs of this one, as JSON-like values."""
-        return {"good": self.good, "by_reason": dict(self.by_reason), "offenders": list(self._first)}
+        return {"good": self.good, "by_reason": dict(self.by_reason), "offenders": self._first}
 
     def _show(self, offenders: Sequence[Sequence[str]]) -> None:
         for where, reason, detail in offenders:
@@ -236,7 +240,7 @@ class BadRecords:
         raise DataError(
             f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
             f"allows ({self.policy.max_bad:.3%}): {first}",
-            fix=f"{self._advice()} Or accept more with `{self.command} --max-bad {share:.2g}`.{kept}",
+            fix=f"{self._advice()} Or accept more with `{self._max_bad}{share:.2g}`.{kept}",
         )
 
     def summary(self) -> str:
@@ -249,14 +253,14 @@ class BadRecords:
 
     def _fatal(self, where: str, reason: str, detail: str) -> DataError:
         """The error of a record with which the policy does not put up."""
-        skip = f"`{self.command} --bad-records skip`"
+        skip = f"`{self._action}skip`"
         if reason == DAMAGED_FILE:
             return DataError(
                 f"the file is damaged: {detail}",
                 where=where,
                 fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
             )
-        mend = "Name the field that holds the text with --key" if reason in _WRONG_KEY else "Mend it"
+        mend = f"Name the field that holds the text with {self._key}" if reason in _WRONG_KEY else "Mend it"
         return DataError(
             f"bad record: {reason}" + (f" ({detail})" if detail else ""),
             where=where,
@@ -267,7 +271,7 @@ class BadRecords:
         """What to do about the reason of most of the bad records."""
         reason = max(self.by_reason, key=self.by_reason.__getitem__)
         if reason in _WRONG_KEY:
-            return "Name the field that holds the text with --key."
+            return f"Name the field that holds the text with {self._key}."
         if reason == DAMAGED_FILE:
             return "Get it or build it again."
         return "Mend them: JSON Lines (one object a line), text in UTF-8 or Parquet is expected."

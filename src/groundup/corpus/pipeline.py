@@ -12,7 +12,7 @@ from groundup.core.files import require_free_space
 from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
-from groundup.corpus.bad_records import BadRecords, summary_of
+from groundup.corpus.bad_records import RECIPE_COMMAND, BadRecords, summary_of
 from groundup.corpus.corpus_manifest import find_corpus_manifest
 from groundup.corpus.phase_progress import PhaseProgress
 from groundup.corpus.publish import QUARANTINE, judge_bad_records, publish, remove_stages, results_of, tidy
@@ -45,7 +45,9 @@ class RankReport:
     is_last_phase: bool = True
 
 
-def run_recipe(recipe: Recipe, output_dir: Path, runner: AnyRunner) -> CorpusReport:
+def run_recipe(
+    recipe: Recipe, output_dir: Path, runner: AnyRunner, *, command: str = RECIPE_COMMAND
+) -> CorpusReport:
     """Makes a corpus, or returns at once when the folder holds the same one already.
 
     Writes to ``output_dir``: ``documents-00000-of-00064.jsonl.zst`` and so on (``document.to_json_line``),
@@ -61,6 +63,7 @@ def run_recipe(recipe: Recipe, output_dir: Path, runner: AnyRunner) -> CorpusRep
         recipe: What to do.
         output_dir: The folder to write.
         runner: Who does the tasks.
+        command: What messages name.
 
     Raises:
         DataError: A source is missing, unreadable or holds too many bad records; or nothing was left.
@@ -68,7 +71,7 @@ def run_recipe(recipe: Recipe, output_dir: Path, runner: AnyRunner) -> CorpusRep
         MachineError: The folder cannot be written, the disk is full, a worker was killed, another run is
             under way.
     """
-    pipeline = Pipeline(recipe, output_dir)
+    pipeline = Pipeline(recipe, output_dir, command)
     if report := pipeline.finished():
         logger.info("%s holds this corpus already: nothing to do", output_dir)
         if not recipe.keep_stages:  # it was killed before it could remove them
@@ -78,9 +81,9 @@ def run_recipe(recipe: Recipe, output_dir: Path, runner: AnyRunner) -> CorpusRep
         with pipeline.locked(shared=False):
             pipeline.prepare()
             pipeline.run_stage(0, runner)
-            bad = judge_bad_records(pipeline.runs[0], recipe.bad_records, output_dir)
-            if bad.bad:
-                logger.warning("%s", bad.summary())
+            (output_dir / QUARANTINE).unlink(missing_ok=True)
+            bad = pipeline.new_bad_records()
+            judge_bad_records(pipeline.runs[0], bad)
             for number in range(1, len(recipe.stages)):
                 pipeline.run_stage(number, runner)
             manifest = publish(
@@ -139,11 +142,12 @@ def run_rank(
 class Pipeline:
     """A recipe in a folder: which shards each stage leaves, and what is done of it."""
 
-    def __init__(self, recipe: Recipe, output_dir: Path) -> None:
+    def __init__(self, recipe: Recipe, output_dir: Path, command: str = RECIPE_COMMAND) -> None:
         if output_dir.exists() and not output_dir.is_dir():
             raise ConfigError("the output folder is a file", where=output_dir, fix="Name another folder.")
         self.recipe = recipe
         self.output_dir = output_dir
+        self.command = command
         library, files = recipe.first.find_files(leave_out=output_dir)
         self.files: list[SourceFile] = [*library, *files]
         num_shards = recipe.number_of_shards(sum(file.size_bytes for file in self.files))
@@ -208,7 +212,7 @@ class Pipeline:
                 left.unlink()
         size = sum(file.size_bytes for file in self.files)
         require_free_space(self.output_dir, size, "the corpus")
-        manifests, bad_records = CorpusManifests(), self._new_bad_records()
+        manifests, bad_records = CorpusManifests(), self.new_bad_records()
         for file in self.files:
             manifests.hold(file, bad_records)
 
@@ -261,12 +265,14 @@ class Pipeline:
         for task in missing:
             markers.clear(task)
         total = phase.total_bytes * len(missing) // len(phase.tasks)
-        with PhaseProgress(phase.name, total, self._new_bad_records()) as progress:
+        with PhaseProgress(phase.name, total, self.new_bad_records()) as progress:
             run_tasks(missing, phase.work, markers, runner, on_report=progress.add)
         return len(missing)
 
-    def _new_bad_records(self) -> BadRecords:
-        return BadRecords(self.recipe.bad_records, quarantine_path=self.output_dir / QUARANTINE)
+    def new_bad_records(self) -> BadRecords:
+        """A count of the bad records of the sources, with the recipe's policy."""
+        path = self.output_dir / QUARANTINE
+        return BadRecords(self.recipe.bad_records, quarantine_path=path, command=self.command)
 
 
 def _not_writable(error: OSError, output_dir: Path) -> MachineError:

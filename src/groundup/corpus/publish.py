@@ -11,8 +11,9 @@ from groundup.core.config import from_dict, to_dict
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Markers
 from groundup.core.files import atomic_write
+from groundup.core.log import logger
 from groundup.core.manifest import describe_files, write_manifest
-from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusAbout, CorpusCounts, CorpusManifest
 from groundup.corpus.import_sources import quarantine_name
 from groundup.corpus.recipe import Recipe
@@ -38,26 +39,29 @@ def results_of(run: StageRun) -> Results:
     return done
 
 
-def judge_bad_records(run: StageRun, policy: BadRecordPolicy, output_dir: Path) -> BadRecords:
-    """The bad records of the stage that reads, judged; their file, where they are kept.
+def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
+    """Gathers and judges the bad records of the stage that reads; writes their file, where they are kept.
+
+    Args:
+        run: That stage, all done.
+        bad: Takes them.
 
     Raises:
         DataError: There are too many, or one with which the policy does not put up.
     """
-    quarantine = output_dir / QUARANTINE
-    bad = BadRecords(policy, quarantine_path=quarantine)
-    quarantine.unlink(missing_ok=True)
     pieces = [shard.folder / quarantine_name(shard) for shard in run.outputs]
-    if run.quarantine and any(piece.is_file() for piece in pieces):
-        with atomic_write(quarantine) as file:
-            for piece in filter(Path.is_file, pieces):
+    kept = [piece for piece in pieces if piece.is_file()]
+    if bad.quarantine_path and kept:
+        with atomic_write(bad.quarantine_path) as file:
+            for piece in kept:
                 append_range(file, piece)
     for result in results_of(run):
         outcome = result["bad_records"]
         bad.take(outcome["good"], outcome["by_reason"], outcome["offenders"])
         bad.require_none_fatal(outcome["offenders"])
     bad.judge()
-    return bad
+    if bad.bad:
+        logger.warning("%s", bad.summary())
 
 
 def publish(
