@@ -9,6 +9,8 @@ from typing import Literal
 
 from groundup.core.errors import DataError
 from groundup.core.log import logger
+from groundup.core.manifest import fingerprint
+from groundup.corpus.corpus_manifest import MANIFEST, find_corpus_manifest
 
 JSON_ENDINGS = frozenset({".jsonl", ".json", ".ndjson"})
 _PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc", ".log")
@@ -53,6 +55,7 @@ PARQUET_ENDING = ".parquet"
 COMPRESSED_ENDINGS = frozenset({".gz", ".zst"})
 _UNREADABLE_ENDINGS = {".arrow": "Arrow", ".zip": "zip", ".tar": "tar", ".xz": "xz"}
 _MAGIC = frozenset("*?[")
+_LISTED = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -109,8 +112,8 @@ def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None)
 
     A folder means the text, JSONL and Parquet files in it and in its subfolders, sorted by relative path;
     hidden ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
-    them). A glob (``*``, ``?``, ``[...]``, ``**``) means the files it matches, sorted; a file means
-    itself, whatever its ending.
+    them). A corpus folder, wherever it lies, means its documents. A glob (``*``, ``?``, ``[...]``, ``**``)
+    means the files it matches, sorted; a file means itself, whatever its ending.
 
     Args:
         sources: Files, folders and globs.
@@ -193,6 +196,9 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not _passed_over(name))
+        if MANIFEST in names and (corpus := find_corpus_manifest(Path(root))):
+            folders.clear()
+            names = corpus.documents
         for name in names:
             path = Path(root, name)
             if _passed_over(name) or not path.is_file():
@@ -236,3 +242,13 @@ def printable(path: Path) -> str:
 def _unicode(name: str) -> str:
     """A file name as valid Unicode: bytes that are not UTF-8 become the replacement character."""
     return os.fsencode(name).decode("utf-8", "replace")
+
+
+def describe_sources(files: Sequence[SourceFile]) -> dict[str, str]:
+    """File -> size and time of change; one fingerprint of all where they are many."""
+    described = {
+        ascii(str(file.path))[1:-1]: f"{file.size_bytes} bytes, changed {file.mtime_ns} ns" for file in files
+    }
+    if len(described) > _LISTED:
+        return {f"{len(described)} files": fingerprint(described)}
+    return described
