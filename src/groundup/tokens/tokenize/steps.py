@@ -33,7 +33,7 @@ from groundup.tokens.tokenizer.base import Tokenizer
 
 _PIECES_VERSION = 2
 _NUM_PARTS = 64
-_LEAST_PART_BYTES = 1 << 21
+_LEAST_PART_BYTES = 5 << 19
 _MOST_PART_BYTES = 1 << 26
 _BYTES_PER_TOKEN = 4  # of text, about
 _UNPACKED = 2  # bytes of text in one of a compressed file, at least
@@ -111,7 +111,7 @@ class Build:
         require_own_tokenizer(self.prefix, list(self.prefixes.values()), self._tokenizer_dir, self.tokenizer)
 
     def cut(self, part_bytes: int | None) -> None:
-        """Cuts the input into parts; None is a 64th of it, from 2 to 64 MB.
+        """Cuts the input into parts; None is a 64th of it, from 2.5 to 64 MB.
 
         Raises:
             DataError: A file is not as large as the manifest beside it records.
