@@ -18,7 +18,7 @@ BUDGETS = {
     "checkpoint": 7100,
     "cli": 3200,
     "core": 2500,
-    "corpus": 2400,
+    "corpus": 3700,
     "eval": 600,
     "inference": 400,
     "launch": 1800,

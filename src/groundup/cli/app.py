@@ -81,6 +81,7 @@ def build_app(*, listing: bool = False) -> App:
     verbs = {
         "quickstart": "quickstart:quickstart",
         "corpus build": "corpus:build",
+        "corpus urls": "corpus_urls:urls",
         "tokenizer train": "tokenizer:train",
         "tokenizer inspect": "tokenizer:inspect",
         "tokenizer encode": "tokenizer:encode",
