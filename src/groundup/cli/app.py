@@ -82,6 +82,8 @@ def build_app(*, listing: bool = False) -> App:
         "quickstart": "quickstart:quickstart",
         "corpus build": "corpus:build",
         "corpus urls": "corpus_urls:urls",
+        "corpus crawl": "crawl:crawl",
+        "corpus extract": "crawl:extract",
         "tokenizer train": "tokenizer:train",
         "tokenizer inspect": "tokenizer:inspect",
         "tokenizer encode": "tokenizer:encode",

@@ -10,13 +10,13 @@ from typing import IO, Literal
 import orjson
 
 from groundup import __version__
+from groundup.core.compressed import open_decompressed
 from groundup.core.config_class import config
 from groundup.core.errors import DataError
 from groundup.core.files import atomic_write
 from groundup.core.manifest import FileRecord, describe_files, fingerprint, write_manifest
 from groundup.core.progress import Progress
 from groundup.corpus.digest_set import DigestSet, digests
-from groundup.corpus.read_documents import decompressed
 from groundup.corpus.sources import JSON_ENDINGS, content_ending, find_source_files, form_of
 from groundup.corpus.urls import RejectedUrl, UrlRules, duplicate_key
 
@@ -175,7 +175,7 @@ def _lines(sources: Sequence[Path], inputs: dict[str, str]) -> Iterator[str]:
                 fix='Write one URL a line, or JSON lines with "url".',
             )
         inputs[ascii(str(source.path))[1:-1]] = f"{source.size_bytes} bytes, changed {source.mtime_ns} ns"
-        with decompressed(source.path) as stream:
+        with open_decompressed(source.path) as stream:
             yield from url_lines(stream, is_json=content_ending(source.path) in JSON_ENDINGS)
 
 
