@@ -9,6 +9,8 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from groundup.core.compressed import open_decompressed
 from groundup.core.executor.local import number_of_workers
 from groundup.core.log import logger
@@ -90,12 +92,16 @@ class CrawlLoop:
             lines = urls_of(self._config.urls)
             while batch := list(itertools.islice(lines, _READ_AT_ONCE)):
                 keys = digests(batch)
-                taken = self._journal.done.contains(keys)
-                for place, url in enumerate(batch):
-                    if not taken[place]:
-                        taken[place] = self._enter(url)
-                        is_left |= not taken[place]
-                self._journal.done.add(keys[taken])
+                known = self._journal.done.contains(keys).tolist()
+                entered: set[int] = set()
+                for url, key, is_known in zip(batch, keys.tolist(), known, strict=True):
+                    if is_known or key in entered:
+                        continue
+                    if self._enter(url):
+                        entered.add(key)
+                    else:
+                        is_left = True
+                self._journal.done.add(np.fromiter(entered, dtype=np.uint64))
                 if self._frontier.is_full:
                     await self._frontier.wait_for_room()
                 await asyncio.sleep(0)
