@@ -2,6 +2,7 @@
 
 import collections
 import concurrent.futures
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -139,8 +140,13 @@ def find_page_files(sources: Sequence[Path]) -> list[SourceFile]:
                 where=source,
                 fix="Looked for *.warc, *.wet, *.html, *.htm and *.xhtml, each also with .gz or .zst.",
             )
-        found += find_source_files(inside)
+        files = find_source_files(inside)
+        found += [dataclasses.replace(file, name=_name_in(source, file.path)) for file in files]
     return found
+
+
+def _name_in(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix().encode("utf-8", "replace").decode()
 
 
 def _is_hidden(path: Path) -> bool:
