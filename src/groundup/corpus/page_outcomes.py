@@ -46,7 +46,7 @@ class Outcome:
 
     def as_record(self) -> dict[str, object]:
         """For the journal: without what is empty."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value}
+        return {name: value for name in self.__slots__ if (value := getattr(self, name))}
 
 
 class OutcomeCounts:
