@@ -4,7 +4,7 @@ Two comparisons, each in interleaved rounds of processes of their own. Fetching:
 --engine none`` bound to one core, every page kept as WARC and journalled, against a bare loop of aiohttp that
 keeps nothing. Extraction: a crawl with two workers, from start-up to the manifest, against trafilatura alone
 over the same pages in a pool of two processes, which reads them from memory. The server takes CPU time too,
-of the same cores. CPU seconds are of all processes of a contender, without the server. Writes
+of the same cores. CPU seconds are those of the contender, without the server. Writes
 ``results/crawl.json`` and ``results/crawl.md``.
 
     python benchmarks/crawl.py --pages FOLDER_OF_WEB_HTML
@@ -12,6 +12,7 @@ of the same cores. CPU seconds are of all processes of a contender, without the 
 
 import argparse
 import asyncio
+import ctypes
 import datetime
 import gzip
 import json
@@ -30,6 +31,7 @@ from processes import describe_machine, run_process
 
 RESULTS_DIR = Path(__file__).parent / "results"
 CONNECTIONS = 64
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def load_pages(folder: Path) -> list[bytes]:
@@ -104,9 +106,22 @@ def extract_in_two_processes(folder: Path, num_pages: int) -> None:
 
 
 def cpu_seconds_of_children() -> float:
-    """Of all processes that this one started and that have ended."""
+    """Of all processes that this one started and that have ended, and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
+
+
+def adopt_orphans() -> None:
+    """Makes processes that outlive their parent, as the one that forks workers does, children of this one."""
+    if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        sys.exit("the system does not hand orphans over: CPU time would be missing")
+
+
+def wait_for_orphans() -> None:
+    """Until those of the last contender have ended; they do at once, when they see that it has."""
+    time.sleep(1)
+    while os.waitpid(-1, os.WNOHANG)[0]:
+        pass
 
 
 def measure(
@@ -144,7 +159,9 @@ def measure(
             for (comparison, name), command in contenders.items():
                 began, cpu_before = time.perf_counter(), cpu_seconds_of_children()
                 run_process(command)
-                spent = [time.perf_counter() - began, cpu_seconds_of_children() - cpu_before]
+                clock = time.perf_counter() - began
+                wait_for_orphans()
+                spent = [clock, cpu_seconds_of_children() - cpu_before]
                 seconds[comparison].setdefault(name, []).append(spent)
                 print(f"round {number + 1}, {name}: {spent[0]:.2f} s, CPU {spent[1]:.2f} s", file=sys.stderr)
     return seconds
@@ -155,35 +172,40 @@ def render(result: dict[str, Any]) -> str:
     lines = ["# Crawls", "", f"Measured on {result['date']}, {result['rounds']} interleaved rounds, medians."]
     if result["load"] > 1:
         lines.append(
-            f"**The machine was busy**: a load average of {result['load']:.0f} on {result['machine']['cores']}"
-            " cores before the first round. Rates by the clock are far below what it does alone; CPU seconds"
-            " and ratios mean more."
+            f"**The machine was busy**: a load average of {result['load']:.0f} on"
+            f" {result['machine']['cores']} cores before the first round. Rates by the clock are far below"
+            " what it does alone; CPU seconds and ratios mean more."
         )
     lines += ["", *(f"- {name}: {value}" for name, value in result["machine"].items()), ""]
     captions = {
         "fetch": f"{result['small_pages']:,} pages of 10 KB, on one core, from start-up to the last byte.",
-        "extract": f"{result['real_pages']:,} real pages (the same ones again and again), start-up included;"
-        " the crawl also fetches, decodes, compresses and journals them.",
+        "extract": f"{result['real_pages']:,} real pages (the same ones again and again), start-up included; the"
+        " crawl also fetches, decodes, compresses and journals them.",
     }
     for comparison, caption in captions.items():
-        size = result["small_pages"] if comparison == "fetch" else result["real_pages"]
-        rows = result["seconds"][comparison]
         lines += [f"## {comparison.capitalize()}", "", caption, ""]
         lines += ["| | seconds | range | pages/s | CPU seconds | pages/CPU s | groundup's speed, by CPU |"]
         lines += ["|---|---|---|---|---|---|---|"]
-        medians = {
-            name: [statistics.median(spent[place] for spent in found) for place in (0, 1)]
-            for name, found in rows.items()
-        }
-        our_clock, our_cpu = next(iter(medians.values()))
-        for name, (clock, cpu) in medians.items():
-            low, high = (limit(spent[0] for spent in rows[name]) for limit in (min, max))
-            lines.append(
-                f"| {name} | {clock:.2f} | {low:.2f}-{high:.2f} | {size / clock:.0f} | {cpu:.2f} |"
-                f" {size / cpu:.0f} | {clock / our_clock:.2f}x, {cpu / our_cpu:.2f}x |"
+        size = result["small_pages"] if comparison == "fetch" else result["real_pages"]
+        rows = result["seconds"][comparison]
+        first = next(iter(rows.values()))
+        for name, found in rows.items():
+            clock, cpu = (
+                statistics.median(
+                    theirs[place] / ours[place] for theirs, ours in zip(found, first, strict=True)
+                )
+                for place in (0, 1)
             )
+            lines.append(f"| {name} | {timed(found, size)} | {clock:.2f}x, {cpu:.2f}x |")
         lines.append("")
     return "\n".join(lines)
+
+
+def timed(found: list[list[float]], num_pages: int) -> str:
+    """Five cells of a row: medians by the clock with their range, and by CPU time."""
+    clock, cpu = (statistics.median(spent[place] for spent in found) for place in (0, 1))
+    low, high = (limit(spent[0] for spent in found) for limit in (min, max))
+    return f"{clock:.2f} | {low:.2f}-{high:.2f} | {num_pages / clock:.0f} | {cpu:.2f} | {num_pages / cpu:.0f}"
 
 
 def main() -> None:
@@ -208,6 +230,7 @@ def main() -> None:
         return extract_in_two_processes(arguments.pages, arguments.extract_alone)
     command = [sys.executable, __file__, "--pages", str(arguments.pages), "--serve"]
     load = os.getloadavg()[0]
+    adopt_orphans()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())

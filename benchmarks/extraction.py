@@ -104,8 +104,9 @@ def render(result: dict[str, Any]) -> str:
     lines += ["", *(f"- {name}: {value}" for name, value in result["machine"].items()), ""]
     lines += [
         f"Real pages as served: {counts['text']} with the text of the article (precision, recall and F1 of"
-        f" words, means over pages), {counts['html']} with the article as HTML (F1), {counts['snippets']} with"
-        " snippets that should be found or avoided. Pages/s of CPU time, one core, decoding included.",
+        f" words, means over pages), {counts['html']} with the article as HTML (F1),"
+        f" {counts['snippets']} with snippets that should be found or avoided. Pages/s of CPU time, one core,"
+        " decoding included.",
         "",
         "| | precision | recall | F1, text | F1, HTML | snippets found | avoided | empty | pages/s |",
         "|---|---|---|---|---|---|---|---|---|",

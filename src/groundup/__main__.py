@@ -17,8 +17,6 @@ _EXTRAS = {
     "aiohttp": "crawl",
     "protego": "crawl",
     "fastwarc": "crawl",
-    "resiliparse": "crawl",
-    "trafilatura": "crawl",
 }
 """Module -> the extra of the package that installs it."""
 

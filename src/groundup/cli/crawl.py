@@ -62,7 +62,7 @@ def crawl(
         urls: One URL a line, as `groundup corpus urls` writes it; also .gz or .zst. Shuffle it, so that hosts
             are spread over it.
         out: The folder to write.
-        engine: What finds the main text: trafilatura, or resiliparse, 7 times as fast and less exact; none
+        engine: What finds the main text: trafilatura, or resiliparse, 8 times as fast and less exact; none
             keeps raw pages only.
         warc: Keep pages as served too, as DIR/warc/pages-00000.warc.gz.
         user_agent: Names you to servers; their robots.txt may name it. Add where you can be reached.
@@ -132,7 +132,7 @@ def extract(
     Args:
         sources: Files, folders and quoted globs; .warc, .wet, .html, .htm, .xhtml, also with .gz or .zst.
         out: The folder to write.
-        engine: What finds the main text: trafilatura, or resiliparse, 7 times as fast and less exact.
+        engine: What finds the main text: trafilatura, or resiliparse, 8 times as fast and less exact.
         min_characters: Shorter texts are no document.
         documents_per_shard: Begin another file after so many.
         workers: Processes that extract; one for each core unless given.

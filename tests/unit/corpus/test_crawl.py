@@ -457,3 +457,21 @@ def test_a_page_that_kills_its_worker_costs_that_page(server, config, monkeypatc
     counts = crawl(CrawlConfig(**{**vars(settings), "extraction": type(settings.extraction)(**tiny)}))
     assert counts.by_kind["document"] == 2 and counts.total == 3
     assert {kind for kind in counts.by_kind if kind.startswith("extraction")}
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("aiohttp", "groundup: this needs aiohttp. Type: pip install 'groundup[crawl]'"),
+        ("trafilatura", "groundup: engine: trafilatura cannot be used (import of trafilatura halted"),
+    ],
+)
+def test_a_missing_library_is_named_before_anything_is_fetched(tmp_path, module, message):
+    (tmp_path / "urls.txt").write_text("http://127.0.0.1:1/page\n")
+    code = (
+        f"import sys; sys.modules[{module!r}] = None; from groundup.__main__ import main\n"
+        f"sys.argv = 'groundup corpus crawl {tmp_path}/urls.txt --out {tmp_path}/out'.split()\n"
+        "main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr

@@ -17,7 +17,7 @@ from groundup.core.progress import Progress
 from groundup.corpus.crawl.crawl_config import CrawlConfig
 from groundup.corpus.crawl.crawl_loop import CrawlLoop, urls_of
 from groundup.corpus.crawl.journal import Journal
-from groundup.corpus.extraction.main_text import extract_document
+from groundup.corpus.extraction.main_text import extract_document, require_engine
 from groundup.corpus.extraction.worker_pool import Extract, ExtractionPool
 from groundup.corpus.page_outcomes import OutcomeCounts
 
@@ -87,6 +87,7 @@ def _extraction(config: CrawlConfig) -> Iterator[Extract | None]:
     if config.engine == "none":
         yield None
         return
+    require_engine(config.engine)
     extract = functools.partial(extract_document, engine=config.engine)
     workers = number_of_workers(config.workers)
     with ExtractionPool(extract, workers, config.extraction, preload=(config.engine,)) as pool:

@@ -18,7 +18,7 @@ from groundup.core.files import atomic_write
 from groundup.core.manifest import FileRecord, describe_files, fingerprint, read_manifest, write_manifest
 from groundup.core.progress import Progress
 from groundup.corpus.document import Document, to_json_line
-from groundup.corpus.extraction.main_text import Engine, WebPage, extract_document
+from groundup.corpus.extraction.main_text import Engine, WebPage, extract_document, require_engine
 from groundup.corpus.extraction.worker_pool import ExtractionFailure, ExtractionLimits, ExtractionPool
 from groundup.corpus.html_folder import HTML_ENDINGS, read_html
 from groundup.corpus.page_outcomes import DOCUMENT, Outcome, OutcomeCounts
@@ -184,6 +184,7 @@ def extract_documents(
         limits: For each page.
         on_failure: Told of a page without document, with a short reason and a detail.
     """
+    require_engine(engine)
     extract = functools.partial(extract_document, engine=engine)
     pool = ExtractionPool(extract, workers, limits, preload=(engine,))
     threads = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="extract")

@@ -2,10 +2,12 @@
 
 import dataclasses
 import html
+import importlib
 import logging
 import re
 from typing import Any, Literal
 
+from groundup.core.errors import MachineError
 from groundup.corpus.document import Document
 from groundup.corpus.extraction.charset import decode_page
 
@@ -54,6 +56,22 @@ def extract_document(page: WebPage, engine: Engine) -> Document:
         meta["language"] = language[1]
     main_text = _by_trafilatura(text) if engine == "trafilatura" else _by_resiliparse(text)
     return Document(page.id, page.url, _sound(main_text), meta)
+
+
+def require_engine(engine: Engine) -> None:
+    """Refuses to begin with a library that would fail on every page.
+
+    Raises:
+        MachineError: It is not installed, or something that it needs.
+    """
+    try:
+        for name in (engine, "resiliparse.parse.encoding"):
+            importlib.import_module(name)
+    except ImportError as error:
+        what = " ".join(str(error).split())
+        raise MachineError(
+            f"{engine} cannot be used ({what})", where="engine", fix="Type: pip install 'groundup[crawl]'"
+        ) from None
 
 
 def is_plain_text(content_type: str) -> bool:
