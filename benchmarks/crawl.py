@@ -179,8 +179,8 @@ def render(result: dict[str, Any]) -> str:
     lines += ["", *(f"- {name}: {value}" for name, value in result["machine"].items()), ""]
     captions = {
         "fetch": f"{result['small_pages']:,} pages of 10 KB, on one core, from start-up to the last byte.",
-        "extract": f"{result['real_pages']:,} real pages (the same ones again and again), start-up included; the"
-        " crawl also fetches, decodes, compresses and journals them.",
+        "extract": f"{result['real_pages']:,} real pages (the same ones again and again), start-up included;"
+        " the crawl also fetches, decodes, compresses and journals them.",
     }
     for comparison, caption in captions.items():
         lines += [f"## {comparison.capitalize()}", "", caption, ""]

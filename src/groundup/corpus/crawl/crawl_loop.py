@@ -236,8 +236,9 @@ class CrawlLoop:
         self, visit: Visit, response: Response, now: datetime.datetime
     ) -> tuple[Document | None, bytes]:
         """The page's document and WARC record; runs in a thread."""
-        raw = page_record(response.url, response.status, response.raw_headers, response.body, now)
-        raw = raw if self._config.keep_warc or self._extract is None else b""
+        raw = b""
+        if self._config.keep_warc or self._extract is None:
+            raw = page_record(response.url, response.status, response.raw_headers, response.body, now)
         if self._extract is None:
             return None, raw
         meta = {"status": response.status, "fetched": now.isoformat(timespec="seconds")}
