@@ -178,6 +178,14 @@ class WebServer:
         request.transport.abort()
         return response
 
+    async def _bytes(self, request, argument):
+        """A header with bytes that are no text."""
+        redirect = b"302 Found\r\nLocation: http://[\xff\xfe"
+        head = redirect if argument == "location" else b"200 OK\r\nContent-Type: \xff"
+        request.transport.write(b"HTTP/1.1 " + head + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        request.transport.close()
+        return web.Response()
+
     async def _nonsense(self, request, argument):
         request.transport.write(b"\x16\x03\x01 this is no HTTP\r\n\r\n")
         request.transport.close()

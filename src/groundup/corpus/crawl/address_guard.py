@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import ipaddress
 import socket
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -68,12 +67,17 @@ class GuardedResolver(AbstractResolver):
 def require_public_host(host: str, allow_hosts: frozenset[str]) -> None:
     """Refuses an address of a private network in a URL; names are for the resolver.
 
+    Shortened and octal forms of addresses, such as ``127.1``, are refused too: libraries differ in what they
+    take them for.
+
     Raises:
         PrivateAddress: It is one, and not allowed.
     """
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+    if ":" not in host and not host.replace(".", "").isdigit():
         return
-    if host not in allow_hosts and not is_public_address(host):
+    try:
+        is_public = is_public_address(host)
+    except ValueError:
+        raise PrivateAddress(f"{host} is no address in its usual form") from None
+    if host not in allow_hosts and not is_public:
         raise PrivateAddress(f"{host} is not public")

@@ -2,7 +2,6 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import datetime
 import functools
 import itertools
@@ -58,23 +57,22 @@ class CrawlLoop:
 
     async def run(self) -> None:
         """Returns when every URL has ended."""
-        flusher = asyncio.create_task(self._flush_regularly())
         try:
             async with Fetcher(self._config) as self._fetcher, asyncio.TaskGroup() as group:
-                feeder = group.create_task(self._feed())
+                flusher = group.create_task(self._flush_regularly())
+                group.create_task(self._feed())
                 while True:
                     await self._slots.acquire()
-                    if flusher.done():
-                        await flusher  # raises what went wrong, as a full disk
                     if (visit := await self._frontier.next()) is None:
                         break
                     group.create_task(self._visit(visit))
-                await feeder
+                for _ in range(1, self._config.connections):  # those whose pages are being extracted
+                    await self._slots.acquire()
+                flusher.cancel()
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None  # the first; the others were cancelled
         finally:
-            flusher.cancel()
             self._threads.shutdown(wait=True, cancel_futures=True)
-            with contextlib.suppress(asyncio.CancelledError):
-                await flusher
 
     async def _flush_regularly(self) -> None:
         while True:
@@ -115,7 +113,7 @@ class CrawlLoop:
             host = host_of(url)
         except ValueError:
             host = ""
-        if not host or not url.startswith(("http://", "https://")):
+        if not host or not url.lower().startswith(("http://", "https://")):
             self._end(Outcome(url, "malformed URL"))
             return True
         return self._frontier.add(Visit(url, url, host))

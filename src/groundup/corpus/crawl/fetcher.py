@@ -72,7 +72,7 @@ class FetchFailure(Exception):
     ) -> None:
         super().__init__(kind, detail, status, retry_after_s)
         self.kind = kind
-        self.detail = detail
+        self.detail = detail.encode("utf-8", "replace").decode()  # headers may hold any bytes
         self.status = status
         self.retry_after_s = retry_after_s
 

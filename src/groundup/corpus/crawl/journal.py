@@ -103,6 +103,7 @@ class Journal:
         self._failed: dict[int, str] = {}
         self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL, write_checksum=True)
         self._number, self._entries = 0, 0
+        self._is_broken = False
         self._lock = threading.Lock()
         self._batch: tuple[list[bytes], list[bytes], list[bytes]] = ([], [], [])
         self._load(settings, retry=retry)
@@ -124,8 +125,9 @@ class Journal:
             outcomes, documents, pages = self._batch
             self._batch = ([], [], [])
             self.buffered_bytes = 0
-        if not outcomes:
+        if not outcomes or self._is_broken:
             return
+        self._is_broken = True  # unless all of it is written: nothing may come behind half a batch
         if any(documents):
             self._shard.append(self._compressor.compress(b"".join(documents)))
         self._warc.append(b"".join(pages))
@@ -136,6 +138,7 @@ class Journal:
         os.fsync(self._file.fileno())
         if self._entries >= self._per_shard:
             self._next_shard()
+        self._is_broken = False
 
     def close(self, *, complete: bool) -> None:
         """Makes all durable; ``complete`` gives the last shard its name."""
