@@ -17,7 +17,12 @@ _FLAGS = {
     "allow_hosts": "--allow-host",
     "limits.seconds": "--time-limit",
     "limits.page_bytes": "--max-bytes",
-    "extraction.memory_bytes": "--worker-memory",
+    "limits.redirects": "--redirects",
+    "limits.retries": "--retries",
+    "host_connections": "--host-connections",
+    "min_characters": "--min-characters",
+    "documents_per_shard": "--documents-per-shard",
+    **{name: f"--{name}" for name in ("connections", "workers", "mirror")},
 }
 
 

@@ -15,6 +15,7 @@ import time
 import orjson
 import pytest
 
+from groundup.cli.crawl import crawl as crawl_verb
 from groundup.core.compressed import open_decompressed
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.folder_lock import locked_folder
@@ -377,6 +378,10 @@ def test_a_folder_is_of_one_crawl(server, config):
         crawl(config(urls))
     with pytest.raises(DataError, match="all are blank or comments"):
         crawl(config(["# nothing"]))
+    with pytest.raises(DataError, match="no such file"):
+        crawl(CrawlConfig(urls=config([]).urls.with_name("absent"), output_dir=config([]).output_dir))
+    with pytest.raises(ConfigError, match=r"--connections = 0.*\n.*--max-bytes = 0"):
+        crawl_verb(config([]).urls, out=config([]).output_dir, connections=0, max_bytes=0)
 
 
 def test_a_full_disk_ends_a_crawl_which_then_goes_on(server, config, monkeypatch):

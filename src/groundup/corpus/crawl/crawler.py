@@ -47,6 +47,8 @@ def crawl(config: CrawlConfig) -> OutcomeCounts:
         ConfigError: The folder was begun with other settings.
         MachineError: Another process works in the folder.
     """
+    if not config.urls.is_file():
+        raise DataError("no such file", where=config.urls, fix="`groundup corpus urls` writes such a list.")
     total = sum(1 for _ in urls_of(config.urls))
     if not total:
         raise DataError("no line holds a URL: all are blank or comments", where=config.urls)
