@@ -31,12 +31,11 @@ class WebServer:
         requests: Host and path of each request, in order, with the time it came.
     """
 
-    def __init__(self, *, ssl_context=None):
+    def __init__(self):
         self.pages = {}
         self.robots = {}
         self.requests = []
         self._counts = collections.Counter()
-        self._ssl_context = ssl_context
         self._started = threading.Event()
 
     def __enter__(self):
@@ -72,7 +71,7 @@ class WebServer:
         quiet.setLevel(logging.CRITICAL)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, logger=quiet)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=self._ssl_context, backlog=1024)
+        site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
         await site.start()
         self.port = runner.addresses[0][1]
         self._started.set()

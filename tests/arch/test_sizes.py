@@ -18,7 +18,7 @@ BUDGETS = {
     "checkpoint": 7100,
     "cli": 3300,
     "core": 2500,
-    "corpus": 4800,
+    "corpus": 4850,
     "eval": 600,
     "inference": 400,
     "launch": 1800,

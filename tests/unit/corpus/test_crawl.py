@@ -273,8 +273,12 @@ def test_a_host_with_more_urls_than_room_does_not_stop_the_others(server, config
     monkeypatch.setattr(crawl_loop, "_READ_AT_ONCE", 10)
     urls = [f"http://big.example/page/{number}" for number in range(100)]
     urls += [f"http://small{number}.example/page/1" for number in range(30)]
+    passes = []
+    real = crawl_loop.urls_of
+    monkeypatch.setattr(crawl_loop, "urls_of", lambda path: passes.append(path) or real(path))
     counts = crawl(config(urls, mirror=server.address))
     assert counts.by_kind == {"document": 130} and len(server.paths()) == 130
+    assert len(passes) <= 40  # each takes at least 3 of the 100, whatever the time they take
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -103,8 +103,7 @@ class CrawlLoop:
                 if self._frontier.is_full:
                     await self._frontier.wait_for_room()
                 await asyncio.sleep(0)
-            if is_left:
-                await self._frontier.wait_for_room()
+            await self._frontier.wait_for_refused()
         self._frontier.close()
 
     def _enter(self, url: str) -> bool:

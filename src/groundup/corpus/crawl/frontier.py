@@ -92,6 +92,8 @@ class Frontier:
         self._ready: list[tuple[float, int, str]] = []  # a heap of when, a number for equal times, and host
         self._number = 0
         self._pending = 0
+        self._refused: set[str] = set()
+        self._is_relieved = False
         self._closed = False
         self._changed = asyncio.Event()
 
@@ -111,6 +113,7 @@ class Frontier:
         """Takes a visit; False where its host has too many waiting."""
         host = self[visit.host]
         if len(host.queue) >= self._room_per_host:
+            self._refused.add(visit.host)
             return False
         self._pending += 1
         host.queue.append(visit)
@@ -147,6 +150,13 @@ class Frontier:
         while self._pending > self._room // 2:
             await self._wait(None)
 
+    async def wait_for_refused(self) -> None:
+        """Returns once a host of which a visit was not taken has half of its room free."""
+        while self._refused and not self._is_relieved:
+            await self._wait(None)
+        self._refused.clear()
+        self._is_relieved = False
+
     async def next(self) -> Visit | None:
         """The next visit, when its host is ready; None when all have ended. The caller releases its host."""
         loop = asyncio.get_running_loop()
@@ -162,6 +172,9 @@ class Frontier:
                 host.active += 1
                 host.ready_at = now + (0.0 if host.given_up else host.delay_s)
                 visit = host.queue.popleft()
+                if name in self._refused and len(host.queue) <= self._room_per_host // 2:
+                    self._is_relieved = True
+                    self._changed.set()
                 self._list(name)
                 return visit
             if self._closed and not self._pending:
