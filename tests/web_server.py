@@ -27,7 +27,7 @@ class WebServer:
 
     Attributes:
         pages: Path -> bytes, or a function of the request.
-        robots: The text of robots.txt for a host; a status where it is a number.
+        robots: Host -> its robots.txt; a number is a status, a path a redirect.
         requests: Host and path of each request, in order, with the time it came.
     """
 
@@ -83,7 +83,10 @@ class WebServer:
         self.requests.append((request.host, request.path, time.monotonic()))
         if request.path == "/robots.txt":
             rules = self.robots.get(host, 404)
-            return web.Response(status=rules) if isinstance(rules, int) else web.Response(text=rules)
+            if isinstance(rules, int):
+                return web.Response(status=rules)
+            redirect = {"Location": rules} if rules.startswith("/") else None
+            return web.Response(status=302 if redirect else 200, text=rules, headers=redirect)
         if (page := self.pages.get(request.path)) is not None:
             return web.Response(body=page(request) if callable(page) else page, content_type="text/html")
         name, _, argument = request.path.lstrip("/").partition("/")

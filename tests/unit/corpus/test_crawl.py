@@ -159,6 +159,12 @@ def test_a_url_has_a_wall_clock_limit_however_slowly_it_drips(server, config):
     assert counts.by_kind == {"time limit": 2}
 
 
+def test_the_limit_holds_for_robots_txt_too(server, config):
+    server.robots["127.0.0.1"] = "/tarpit/1"
+    counts = crawl(config([server.url("/page/1")], limits={"seconds": 0.5, "retries": 0}))
+    assert counts.by_kind == {"time limit": 1} and "/page/1" not in server.paths()
+
+
 def test_what_may_pass_is_tried_again(server, config):
     urls = [server.url("/flaky/2"), server.url("/flaky/3")]
     counts = crawl(config(urls, limits={"retries": 2}))

@@ -151,13 +151,14 @@ class CrawlLoop:
         host = self._frontier[visit.host]
         if host.given_up:
             raise FetchFailure("host given up")
-        seconds = self._limits.seconds - visit.seconds
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._limits.seconds - visit.seconds
         if self._config.obey_robots:
-            rules = await self._rules(visit, seconds)
+            rules = await self._rules(visit, deadline - clock())
             if not rules.allows(visit.target):
                 raise FetchFailure("forbidden by robots.txt")
             host.delay_s = max(host.delay_s, min(rules.crawl_delay_s, _MAX_CRAWL_DELAY_S))
-        return await self._fetcher.page(visit.target, seconds=seconds)
+        return await self._fetcher.page(visit.target, seconds=deadline - clock())
 
     async def _rules(self, visit: Visit, seconds: float) -> RobotRules:
         """The rules of a visit's target; fetched once for all visits of an origin."""
@@ -170,7 +171,7 @@ class CrawlLoop:
         if isinstance(found, RobotRules):
             return found
         try:
-            rules = await found
+            rules = await asyncio.shield(found)  # others wait for it too
         except FetchFailure:
             known.pop(origin, None)
             raise

@@ -1,5 +1,6 @@
 """What the robots.txt of a server allows (RFC 9309)."""
 
+import asyncio
 import dataclasses
 from urllib.parse import urlsplit
 
@@ -39,13 +40,21 @@ async def fetch_rules(fetcher: Fetcher, origin: str, user_agent: str, *, seconds
 
     Missing or forbidden means that all is allowed; a server in trouble, that nothing is for now.
 
+    Args:
+        fetcher: Asks.
+        origin: Scheme, host and port.
+        user_agent: Whose rules are looked up.
+        seconds: Wall-clock time, redirects included.
+
     Raises:
         FetchFailure: The server is in trouble, or there is none.
     """
     url = f"{origin}/robots.txt"
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + seconds
     for _ in range(_MAX_REDIRECTS + 1):
         try:
-            response = await fetcher.robots(url, seconds=seconds)
+            response = await fetcher.robots(url, seconds=deadline - clock())
             target = response.location
         except FetchFailure as failure:
             if failure.kind in ("bad redirect", "malformed response"):
