@@ -25,6 +25,9 @@ _POSSIBLE = {
     "corpus stats": {"corpus": "corpus"},
     "corpus show": {"corpus": "corpus", "reason": "exact_duplicate"},
     "corpus trace": {"corpus": "corpus", "name": "documents.jsonl:1"},
+    "corpus urls": {"sources": "urls.txt", "out": "new"},
+    "corpus crawl": {"urls": "own_machine.txt", "out": "new", "engine": "none"},
+    "corpus extract": {"sources": "page.html", "out": "new", "engine": "resiliparse"},
     "corpus run": {"recipe": "recipe.yaml", "out": "new"},
     "tokenizer train": {"sources": "documents.jsonl", "out": "new", "vocab_size": "300"},
     "tokenizer inspect": {"tokenizer": "data_tokenizer"},
@@ -102,6 +105,9 @@ def folder(tmp_path_factory):
     run(make_config(make_data(folder), folder / "run", "num_steps=1", "data.split='1'"))
     build_corpus(folder / "documents.jsonl", out=folder / "corpus", min_characters=9, workers=0)
     (folder / "recipe.yaml").write_text("stages: [{kind: import, sources: [documents.jsonl]}]\n")
+    (folder / "urls.txt").write_text("https://example.org/some/page\n")
+    (folder / "own_machine.txt").write_text("http://127.0.0.1:9/page\n")  # refused, not fetched
+    (folder / "page.html").write_text(f"<html><body><p>{'A sentence. ' * 40}</p></body></html>")
     (folder / "empty").touch()
     (folder / "void").touch()  # beside which no verb writes files of the same beginning
     return folder

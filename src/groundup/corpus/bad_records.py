@@ -60,13 +60,7 @@ class BadRecordPolicy:
 
 @config
 class BadRecordCounts:
-    """The bad records of a build, in its manifest.
-
-    Attributes:
-        bad: How many.
-        by_reason: Reason -> how many.
-        offenders: The first of them and every damaged file, in words.
-    """
+    """Bad records in a manifest; ``offenders`` are the first of them and every damaged file, in words."""
 
     bad: NotNegative
     by_reason: dict[str, NotNegative]

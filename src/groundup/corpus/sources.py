@@ -111,9 +111,9 @@ def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None)
     """The files that the sources mean, each once, in the order of the sources.
 
     A folder means the text, JSONL and Parquet files in it and in its subfolders, sorted by relative path;
-    hidden ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
-    them). A corpus folder, wherever it lies, means its documents. A glob (``*``, ``?``, ``[...]``, ``**``)
-    means the files it matches, sorted; a file means itself, whatever its ending.
+    hidden ones, ``__pycache__`` and ``manifest.json`` are passed over, and so are files with other endings (a
+    log line counts them). A corpus folder, wherever it lies, means its documents. A glob (``*``, ``?``,
+    ``[...]``, ``**``) means the files it matches, sorted; a file means itself, whatever its ending.
 
     Args:
         sources: Files, folders and globs.
@@ -223,7 +223,7 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _passed_over(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
+    return name.startswith(".") or name in ("__pycache__", "manifest.json")
 
 
 def _fixed_parts(pattern: Path) -> Iterator[str]:
