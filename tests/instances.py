@@ -1,13 +1,26 @@
 """Instances of every member of every union: contract tests run over them, and fail where one is missing."""
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 from groundup.corpus.clean import Clean
+from groundup.corpus.decontaminate import Decontaminate
 from groundup.corpus.dedup.exact import ExactDedup
-from groundup.corpus.filters.fix_unicode import FixUnicode
-from groundup.corpus.filters.length import Length
-from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
+from groundup.corpus.dedup.near import NearDedup
+from groundup.corpus.filters import (
+    C4Quality,
+    FineWebQuality,
+    FixUnicode,
+    GopherQuality,
+    GopherRepetition,
+    Language,
+    Length,
+    MaskPii,
+    NormalizeWhitespace,
+    RemoveNotices,
+    UrlRules,
+)
 from groundup.corpus.import_sources import Import
 from groundup.corpus.shuffle import Shuffle
 from groundup.eval.tasks.lambada import Lambada
@@ -51,7 +64,13 @@ SCHEDULES = [
     Wsd(shape="sqrt"),
 ]
 OPTIMIZERS = [AdamW(), AdamW(state_dtype="bf16"), Muon(), Sgd(), Sgd(momentum=0.9)]
-FILTERS = [FixUnicode(), NormalizeWhitespace(), Length(min_characters=3)]
+FILTERS = [
+    *(FixUnicode(), NormalizeWhitespace(), RemoveNotices(), MaskPii(phone=True)),
+    *(UrlRules(blocked_domains=("example.com",)), Language(), Language(keep=())),
+    *(Length(min_characters=3), Length(min_words=5, max_words=9)),
+    *(GopherQuality(), GopherQuality(min_words=2, min_stop_words=0), GopherRepetition()),
+    *(C4Quality(), C4Quality(min_sentences=0, terminal_punctuation=False), FineWebQuality()),
+]
 
 _OTHERS = [
     *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
@@ -59,6 +78,7 @@ _OTHERS = [
     *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
     *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
     *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
+    *(NearDedup(keep="longest"), Decontaminate(against=(Path("items.jsonl"),), report_only=True)),
 ]
 
 INSTANCES: dict[type, list[Any]] = {}

@@ -27,6 +27,54 @@ _GROUPS = {
     "verify": "Is my run right?",
 }
 
+_VERBS = {
+    "quickstart": "quickstart:quickstart",
+    "corpus build": "corpus:build",
+    "corpus run": "corpus:run",
+    "corpus import": "corpus_steps:import_",
+    "corpus clean": "corpus_steps:clean",
+    "corpus dedup": "corpus_steps:dedup",
+    "corpus decontaminate": "corpus_steps:decontaminate",
+    "corpus shuffle": "corpus_steps:shuffle",
+    "corpus audit": "corpus_steps:audit",
+    "corpus stats": "corpus:stats",
+    "corpus show": "corpus:show",
+    "corpus trace": "corpus:trace",
+    "corpus urls": "corpus_urls:urls",
+    "corpus crawl": "crawl:crawl",
+    "corpus extract": "crawl:extract",
+    "tokenizer train": "tokenizer:train",
+    "tokenizer inspect": "tokenizer:inspect",
+    "tokenizer encode": "tokenizer:encode",
+    "tokenizer decode": "tokenizer:decode",
+    "tokens build": "tokens:build",
+    "tokens inspect": "tokens_files:inspect",
+    "tokens verify": "tokens_files:verify",
+    "tokens merge": "tokens:merge",
+    "tokens fetch": "tokens:fetch",
+    "tokens plan": "tokens_plan:plan",
+    "tokens trace": "tokens_plan:trace",
+    "train": "train:train",
+    "finetune": "train:finetune",
+    "replay": "replay:replay",
+    "verify parallel": "verify:parallel",
+    "verify resume": "verify:resume",
+    "verify convert": "verify:convert",
+    "checkpoint ls": "checkpoint:ls",
+    "checkpoint show": "checkpoint:show",
+    "checkpoint verify": "checkpoint:verify",
+    "checkpoint diff": "checkpoint:diff",
+    "checkpoint slim": "checkpoint_copies:slim",
+    "checkpoint average": "checkpoint_copies:average",
+    "checkpoint prune": "checkpoint:prune",
+    "checkpoint push": "checkpoint_copies:push",
+    "checkpoint pull": "checkpoint_copies:pull",
+    "eval": "evaluate:evaluate",
+    "convert": "convert:convert",
+    "generate": "generate:generate",
+}
+"""Verb -> module of ``groundup.cli`` and function."""
+
 
 def run(arguments: Sequence[str]) -> None:
     """Runs one command line (without the program's name).
@@ -84,50 +132,10 @@ def build_app(*, listing: bool = False) -> App:
         help_epilogue=_EPILOGUE,
         suppress_keyboard_interrupt=False,  # __main__ says that it was interrupted
     )
-    verbs = {
-        "quickstart": "quickstart:quickstart",
-        "corpus build": "corpus:build",
-        "corpus run": "corpus:run",
-        "corpus stats": "corpus:stats",
-        "corpus show": "corpus:show",
-        "corpus trace": "corpus:trace",
-        "corpus urls": "corpus_urls:urls",
-        "corpus crawl": "crawl:crawl",
-        "corpus extract": "crawl:extract",
-        "tokenizer train": "tokenizer:train",
-        "tokenizer inspect": "tokenizer:inspect",
-        "tokenizer encode": "tokenizer:encode",
-        "tokenizer decode": "tokenizer:decode",
-        "tokens build": "tokens:build",
-        "tokens inspect": "tokens_files:inspect",
-        "tokens verify": "tokens_files:verify",
-        "tokens merge": "tokens:merge",
-        "tokens fetch": "tokens:fetch",
-        "tokens plan": "tokens_plan:plan",
-        "tokens trace": "tokens_plan:trace",
-        "train": "train:train",
-        "finetune": "train:finetune",
-        "replay": "replay:replay",
-        "verify parallel": "verify:parallel",
-        "verify resume": "verify:resume",
-        "verify convert": "verify:convert",
-        "checkpoint ls": "checkpoint:ls",
-        "checkpoint show": "checkpoint:show",
-        "checkpoint verify": "checkpoint:verify",
-        "checkpoint diff": "checkpoint:diff",
-        "checkpoint slim": "checkpoint_copies:slim",
-        "checkpoint average": "checkpoint_copies:average",
-        "checkpoint prune": "checkpoint:prune",
-        "checkpoint push": "checkpoint_copies:push",
-        "checkpoint pull": "checkpoint_copies:pull",
-        "eval": "evaluate:evaluate",
-        "convert": "convert:convert",
-        "generate": "generate:generate",
-    }
     app.register_install_completion_command(help=_COMPLETION)
     for name, text in _GROUPS.items():
         app.command(App(name=name, help=text))
-    for path, target in verbs.items():
+    for path, target in _VERBS.items():
         *group, name = path.split()
         owner = app[group[0]] if group else app
         module, function = f"groundup.cli.{target}".split(":")

@@ -98,7 +98,7 @@ def build(
         "keep_stages": False,
     }
     recipe = from_dict(Recipe, tree, where="command line", names=_FLAGS)
-    _print(run_recipe(recipe, out, runner_of(workers), command="groundup corpus build"))
+    print_report(run_recipe(recipe, out, runner_of(workers), command="groundup corpus build"))
 
 
 def run(
@@ -166,10 +166,11 @@ def run(
         )
         sys.stdout.write(f"rank {rank} of {world_size}: {done.done:,} tasks done; {state}\n")
         return
-    _print(run_recipe(resolved.value, out, runner))
+    print_report(run_recipe(resolved.value, out, runner))
 
 
-def _print(report: CorpusReport) -> None:
+def print_report(report: CorpusReport) -> None:
+    """Prints what became of the documents, and where they are."""
     state = " (was there already)" if report.reused else ""
     sys.stdout.write(f"{report.table()}\n\n{report.documents_glob}{state}\n")
 

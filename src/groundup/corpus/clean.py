@@ -37,7 +37,7 @@ class Clean(MapStage):
             result = step.apply(document)
             if isinstance(result, Drop):
                 return document, step.kind, result.reason
-            if result is not document:
+            if result.text != document.text:
                 out.tally.edit(step.kind)
             document = result
         if not document.text or document.text.isspace():

@@ -7,10 +7,12 @@ from typing import Annotated
 
 from groundup.core.config import ByKind
 from groundup.corpus.clean import Clean
+from groundup.corpus.decontaminate import Decontaminate
 from groundup.corpus.dedup.exact import ExactDedup
+from groundup.corpus.dedup.near import NearDedup
 from groundup.corpus.import_sources import Import
 from groundup.corpus.shuffle import Shuffle
 
-AnyStage = Annotated[Import | Clean | ExactDedup | Shuffle, ByKind]
+AnyStage = Annotated[Import | Clean | ExactDedup | NearDedup | Decontaminate | Shuffle, ByKind]
 
-__all__ = ["AnyStage", "Clean", "ExactDedup", "Import", "Shuffle"]
+__all__ = ["AnyStage", "Clean", "Decontaminate", "ExactDedup", "Import", "NearDedup", "Shuffle"]

@@ -12,6 +12,12 @@ from groundup.corpus.filters import FixUnicode, Length, NormalizeWhitespace
 from groundup.corpus.filters import fix_unicode as fix_unicode_module
 from tests.instances import FILTERS
 
+PROSE = (
+    "It was the best of times, and it was the worst of times. People have said that ever since.\n"
+    "A cat sat down with two dogs on the old mat. None of them knew why? They were to be friends!\n"
+    "In the evening a storm came over the hills, and all three of them ran back into the house to hide."
+)
+
 harmless = st.from_regex(f"[{fix_unicode_module._HARMLESS}]*", fullmatch=True)
 
 
@@ -25,11 +31,21 @@ def applied(step, text: str) -> str:
 def test_every_filter_keeps_the_contract(step):
     assert pickle.loads(pickle.dumps(step)) == step
     assert all(isinstance(reason, str) for reason in drop_reasons(type(step)))
-    document = Document("1", "u", "naïve “text”\u0301 \r\n" * 3, {"a": 1})
-    once = step.apply(document)
-    assert once == step.apply(document)
-    assert isinstance(once, Document) and (once.id, once.url, once.meta) == ("1", "u", {"a": 1})
-    assert step.apply(once) is once  # nothing left to do, and no copy made
+    for text in (
+        "naïve “text”\u0301 \r\n" * 3,
+        "",
+        " \n",
+        PROSE,
+        PROSE + "\nWe use cookies.\na@b.org 8.8.8.8",
+    ):
+        document = Document("1", "u", text, {"a": 1})
+        once = step.apply(document)
+        assert once == step.apply(document)
+        if isinstance(once, Drop):
+            assert once.reason in drop_reasons(type(step))
+        else:
+            assert (once.id, once.url, once.meta["a"]) == ("1", "u", 1)
+            assert step.apply(once) is once  # nothing left to do, and no copy made
 
 
 def test_reasons_are_the_literals_of_the_verdict():
