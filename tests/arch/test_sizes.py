@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 3450,
     "core": 2500,
     "corpus": 6300,
-    "eval": 700,
+    "eval": 1700,
     "inference": 400,
     "launch": 1800,
     "models": 1300,
