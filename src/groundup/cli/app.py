@@ -121,6 +121,7 @@ def build_app(*, listing: bool = False) -> App:
         "checkpoint push": "checkpoint_copies:push",
         "checkpoint pull": "checkpoint_copies:pull",
         "eval": "evaluate:evaluate",
+        "compare": "evaluate:compare",
         "convert": "convert:convert",
         "generate": "generate:generate",
     }

@@ -21,7 +21,7 @@ from groundup.models.masks import BranchMask
 
 _LOGITS_BYTES = 64 << 20
 """Most memory that the fp32 logits of a chunk of tokens take."""
-_CPU_TOKENS = 2048
+_CPU_TOKENS = 512
 """Tokens of a micro-batch on a CPU: more are no faster there."""
 _GPU_TOKENS = 1 << 16
 _ACTIVATIONS = 64
@@ -51,6 +51,7 @@ class Score:
 
     Attributes:
         logprobs: Of each of its tokens, given those before it, in nats.
+        choices: The most probable token in each place.
         greedy: Whether each is the most probable one.
         allowed: Whether each is the most probable one of those that were not banned.
         num_bytes: Of its text.
@@ -58,6 +59,7 @@ class Score:
     """
 
     logprobs: npt.NDArray[np.float64]
+    choices: Ids
     greedy: npt.NDArray[np.bool_]
     allowed: npt.NDArray[np.bool_]
     num_bytes: int = 0
@@ -141,7 +143,7 @@ def loglikelihood(
             del rows[-len(batch) :]
             for number, parts in found:
                 truncated = len(requests[number].context) - len(fitted[number].context)
-                scores[number] = Score(*parts, requests[number].num_bytes, truncated)
+                scores[number] = Score(**parts, num_bytes=requests[number].num_bytes, num_truncated=truncated)
             if on_progress:
                 on_progress([score for number, _ in found if (score := scores[number])])
     return [score for score in scores if score is not None]
@@ -227,7 +229,7 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 def _score(
     model: Any, vocab_size: int, batch: Sequence[_Row], banned_R: Tensor
-) -> list[tuple[int, tuple[Any, Any, Any]]]:
+) -> list[tuple[int, dict[str, Any]]]:
     """Returns the number of each request of a micro-batch with its log-probabilities and choices."""
     device = banned_R.device
     width = len(batch[-1].ids)
@@ -246,23 +248,28 @@ def _score(
         _choices(lm_head(model, hidden_CD, vocab_size), targets_C, banned_R)
         for hidden_CD, targets_C in zip(hidden_MD.split(chunk), targets_M.split(chunk), strict=True)
     ]
-    logprobs, greedy, allowed = (torch.cat(part).cpu().numpy() for part in zip(*parts, strict=True))
+    columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
     found = []
     begin = 0
     for row in batch:
         for number, length in zip(row.requests, row.lengths, strict=True):
             cut = slice(begin, begin + length)
-            found.append((number, (logprobs[cut], greedy[cut], allowed[cut])))
+            found.append((number, {name: column[cut] for name, column in columns.items()}))
             begin += length
     return found
 
 
-def _choices(logits_CV: Tensor, targets_C: Tensor, banned_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the targets' log-probabilities, and whether they are first choices, without and with bans."""
+def _choices(logits_CV: Tensor, targets_C: Tensor, banned_R: Tensor) -> dict[str, Tensor]:
+    """Returns what ``Score`` holds of each token."""
     chosen_C = logits_CV.gather(1, targets_C.unsqueeze(1)).squeeze(1)
     logprobs_C = chosen_C.double() - logits_CV.logsumexp(-1).double()
-    greedy_C = logits_CV.argmax(-1) == targets_C
-    if not len(banned_R):
-        return logprobs_C, greedy_C, greedy_C
-    allowed_C = logits_CV.index_fill_(1, banned_R, -torch.inf).argmax(-1) == targets_C
-    return logprobs_C, greedy_C, allowed_C
+    choices_C = logits_CV.argmax(-1)
+    allowed_C = choices_C
+    if len(banned_R):
+        allowed_C = logits_CV.index_fill_(1, banned_R, -torch.inf).argmax(-1)
+    return {
+        "logprobs": logprobs_C,
+        "choices": choices_C,
+        "greedy": choices_C == targets_C,
+        "allowed": allowed_C == targets_C,
+    }
