@@ -7,7 +7,7 @@ from typing import Any, Self
 from lm_eval.api.model import LM
 
 from groundup.checkpoint.formats import open_model
-from groundup.checkpoint.loaded_model import LoadedModel, stop_ids
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
 from groundup.eval.scoring import loglikelihood
 from groundup.eval.text_requests import rolling_requests, text_request
@@ -78,7 +78,7 @@ class GroundupLM(LM):  # type: ignore[misc]  # the harness has no types
                 prompt,
                 sampling=Sampling(temperature=0),
                 max_new_tokens=wanted,
-                stop_ids=stop_ids(self.loaded),
+                stop_ids=self.loaded.stop_ids,
             ):
                 text += delta.text
                 if any(stop in text for stop in stops):
