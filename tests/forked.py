@@ -35,7 +35,8 @@ def programs() -> Path:
     client.write_text(f"#!{sys.executable} -IS\n{(_HERE / 'fork_client.py').read_text()}")
     client.chmod(0o755)
     (folder / "groundup").symlink_to(client)
-    modules = [module.name for module in pkgutil.walk_packages(groundup.__path__, "groundup.")]
+    found = (module.name for module in pkgutil.walk_packages(groundup.__path__, "groundup."))
+    modules = [name for name in found if not name.endswith("lm_eval_adapter")]  # it needs an extra
     modules.remove("groundup.__main__")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(folder / "socket"))

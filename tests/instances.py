@@ -23,8 +23,21 @@ from groundup.corpus.filters import (
 )
 from groundup.corpus.import_sources import Import
 from groundup.corpus.shuffle import Shuffle
-from groundup.eval.tasks.lambada import Lambada
-from groundup.eval.tasks.perplexity import PerplexityTask
+from groundup.eval.tasks import (
+    ArcChallenge,
+    ArcEasy,
+    BoolQ,
+    HellaSwag,
+    Lambada,
+    Mmlu,
+    OpenBookQa,
+    PerplexityTask,
+    Piqa,
+    SciQ,
+    StoryCloze,
+    WikiText,
+    WinoGrande,
+)
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
@@ -79,6 +92,8 @@ _OTHERS = [
     *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
     *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
     *(NearDedup(keep="longest"), Decontaminate(against=(Path("items.jsonl"),), report_only=True)),
+    *(WikiText(), WikiText(stride=0, max_tokens=9), HellaSwag(), HellaSwag(prompt="plain", batch_size=2)),
+    *(StoryCloze(), Piqa(), ArcEasy(), ArcChallenge(), OpenBookQa(), BoolQ(), SciQ(), WinoGrande(), Mmlu()),
 ]
 
 INSTANCES: dict[type, list[Any]] = {}

@@ -1,16 +1,16 @@
 """Packed samples with documents masked train a model as the documents one by one do."""
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
-from groundup.eval.perplexity import batch_loss, perplexity_of_samples
-from groundup.models import build_model
+from groundup.eval.perplexity import perplexity_of_samples
+from groundup.models import build_model, lm_head
 from groundup.models.init import initialise
-from groundup.tokens.sampling.dataset import TokenDataset
+from groundup.tokens.sampling.dataset import PADDING, TokenDataset
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.train.data_loader import read_batch
 from groundup.train.loss import linear_cross_entropy
@@ -127,12 +127,28 @@ def test_the_kernel_for_bf16_stays_within_documents_too(model, source):
     assert relative_error(found, expected) < 1.1 * rounding
 
 
+@torch.no_grad()
+def summed_loss(model, batch):
+    """The loss of what ``perplexity_of_samples`` asks for."""
+    tokens, targets, positions, documents = (
+        None if array is None else torch.from_numpy(array)
+        for array in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT)
+    )
+    logits = lm_head(model, model(tokens, positions_BT=positions, documents_BT=documents), 300)
+    return cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=PADDING
+    ).item()
+
+
 def test_evaluation_predicts_each_document_alone(model, source):
     dataset = PackedDataset(source, sequence_length=LENGTH, seed=0)
     with torch.no_grad():
         expected = sum(float(loss) for loss in losses_one_by_one(model, whole_documents(source)))
     vocab_size = model.config.vocab_size
-    losses = torch.no_grad()(functools.partial(batch_loss, model, vocab_size))
+
+    def losses(batch):
+        return summed_loss(model, batch)
+
     found = perplexity_of_samples(losses, vocab_size, dataset, mask_documents=True, batch_size=3)
     assert found.total_loss == pytest.approx(expected, rel=1e-5)
     assert found.num_tokens == dataset.packing.num_targets == sum(LENGTHS) - len(LENGTHS)

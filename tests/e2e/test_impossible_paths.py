@@ -11,6 +11,7 @@ import pytest
 from groundup.__main__ import main
 from groundup.cli.app import build_app
 from groundup.cli.corpus import build as build_corpus
+from groundup.core.files import write_json
 from tests.contract.test_impossible_settings import EVERY_FIELD, members
 from tests.runs import make_config, make_data, run
 
@@ -63,6 +64,7 @@ _POSSIBLE = {
     "finetune": {"model": "run"},
     "replay": {"dump": "run"},
     "eval": {"path": "run", "data": "data_text_document"},
+    "compare": {"first": "results.json", "second": "results.json"},
     "convert": {"path": "run", "out": "new", "to": "hf"},
     "generate": {"path": "run", "prompt": "x"},
 }
@@ -114,6 +116,9 @@ def folder(tmp_path_factory):
     (folder / "urls.txt").write_text("https://example.org/some/page\n")
     (folder / "own_machine.txt").write_text("http://127.0.0.1:9/page\n")  # refused, not fetched
     (folder / "page.html").write_text(f"<html><body><p>{'A sentence. ' * 40}</p></body></html>")
+    items = [{"where": "a:1", "target": "x", "values": {"accuracy": 1.0}}]
+    tree = {"kind": "evaluation", "tasks": [{"task": "piqa", "options": {}, "items": items}]}
+    write_json(folder / "results.json", tree)
     (folder / "empty").touch()
     (folder / "void").touch()  # beside which no verb writes files of the same beginning
     return folder

@@ -70,6 +70,7 @@ _VERBS = {
     "checkpoint push": "checkpoint_copies:push",
     "checkpoint pull": "checkpoint_copies:pull",
     "eval": "evaluate:evaluate",
+    "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",
 }

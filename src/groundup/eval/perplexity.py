@@ -1,29 +1,27 @@
 """Measures how well a model predicts a text: loss, perplexity, bits per byte.
 
-Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
+Shapes: B samples, T tokens of a sample or window.
 """
 
-import functools
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from groundup.core.errors import DataError
 from groundup.core.vocabulary import require_token_ids
-from groundup.models import ModelConfig, evaluating, lm_head
+from groundup.eval.scoring import Score, loglikelihood, windows
+from groundup.models import ModelConfig
 from groundup.tokens.dataset.token_source import Tokens
-from groundup.tokens.sampling.collate import Evaluation, Predictions, predictions, read_predictions
+from groundup.tokens.sampling.collate import Evaluation, Predictions, read_predictions
 from groundup.tokens.sampling.dataset import PADDING, Samples
 from groundup.tokens.tokenizer.base import Tokenizer
 
-_LOGITS_BYTES = 64 << 20
-"""Most memory that the fp32 logits of a chunk of tokens take."""
 _CHUNK = 1 << 22
+_WINDOWS = 64
+"""So many are held in memory at a time."""
 
 SummedLoss = Callable[[Predictions], float]
 """The loss summed over a batch's targets, in nats."""
@@ -36,14 +34,16 @@ def perplexity(
     *,
     byte_lengths: npt.NDArray[np.int64] | None = None,
     sequence_length: int = 0,
-    batch_size: int = 8,
+    stride: int = 0,
+    batch_size: int = 0,
     max_tokens: int = 0,
     on_progress: Callable[[int], None] | None = None,
 ) -> Evaluation:
-    """Predicts every token but the first, in windows that do not overlap, in the order of the text.
+    """Predicts every token but the first, in windows over the text.
 
     A window of T tokens is predicted from the one token before it and from itself; the last window may
-    be shorter. So each token is predicted exactly once, and the batch size does not matter.
+    be shorter. With a stride below T windows overlap: a token is predicted from at least T - stride tokens.
+    Each token is predicted exactly once, and the batch size does not matter.
 
     Args:
         model: On its device; in evaluation mode while it is measured.
@@ -51,7 +51,8 @@ def perplexity(
         tokens: [num_tokens], any integer dtype, memory-mapped or not.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
         sequence_length: T; 0 for the model's own.
-        batch_size: Windows at a time.
+        stride: Tokens by which windows advance; 0 for T.
+        batch_size: Windows at a time; 0 for as many as are fast and fit into memory.
         max_tokens: Predict only so many tokens; 0 for all.
         on_progress: Told the number of tokens after each batch.
 
@@ -64,23 +65,34 @@ def perplexity(
             f"sequence_length is {length}, the model's context holds {config.max_sequence_length:,} tokens",
             fix=f"Choose 1 to {config.max_sequence_length}.",
         )
+    if not 0 <= stride <= length:
+        raise DataError(f"stride is {stride}, a window has {length:,} tokens", fix=f"Choose 1 to {length}.")
     num_targets = len(tokens) - 1
     if max_tokens:
         num_targets = min(num_targets, max_tokens)
     if num_targets < 1:
         raise DataError(f"the text has {len(tokens)} tokens; predicting needs at least two", fix="Add text.")
 
-    def batches() -> Iterator[Predictions]:
-        for begin, rows, width in _batches(num_targets, length, batch_size):
-            piece = np.asarray(tokens[begin : begin + rows * width + 1], dtype=np.int64)
-            require_token_ids(
-                piece, config.vocab_size, place=lambda at, first=begin: f"position {first + at}"
-            )
-            yield predictions(np.array(sliding_window_view(piece, width + 1)[::width]))
+    total_loss, num_bytes = 0.0, 0
 
-    with evaluating(model), torch.no_grad():
-        losses = functools.partial(batch_loss, model, config.vocab_size)
-        return _evaluation(losses, batches(), byte_lengths, on_progress)
+    def add(scores: Sequence[Score]) -> None:
+        nonlocal total_loss
+        total_loss -= sum(score.logprob for score in scores)
+        if on_progress:
+            on_progress(sum(score.num_tokens for score in scores))
+
+    require_token_ids(np.asarray(tokens[:1]), config.vocab_size, place=lambda _: "position 0")
+    requests, predicted = windows(tokens, length, stride or length, num_targets), 1
+    while some := list(itertools.islice(requests, _WINDOWS)):
+        for request in some:
+            ids = request.continuation
+            require_token_ids(
+                ids, config.vocab_size, place=lambda at, first=predicted: f"position {first + at}"
+            )
+            predicted += len(ids)
+            num_bytes += int(byte_lengths[ids].sum()) if byte_lengths is not None else 0
+        loglikelihood(model, config, some, batch_size=batch_size, on_progress=add)
+    return Evaluation(total_loss=total_loss, num_tokens=num_targets, num_bytes=num_bytes)
 
 
 def perplexity_of_samples(
@@ -164,32 +176,3 @@ def unigram_entropy(tokens: Tokens) -> float:
         counts = found
     shares = counts[counts > 0] / len(tokens)
     return float(-(shares * np.log(shares)).sum())
-
-
-def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[int, int, int]]:
-    """Yields first token, rows and width of each batch: whole windows, then the rest as one row."""
-    whole = num_targets // length
-    for window in range(0, whole, batch_size):
-        yield window * length, min(batch_size, whole - window), length
-    if rest := num_targets % length:
-        yield whole * length, 1, rest
-
-
-def batch_loss(model: nn.Module, vocab_size: int, batch: Predictions) -> float:
-    """The summed loss of a batch; fp32 logits are held for one chunk of tokens at a time."""
-    device = next(model.parameters()).device
-    tokens_BT, targets_BT, positions_BT, documents_BT = (
-        None if array is None else torch.from_numpy(array).to(device)
-        for array in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT)
-    )
-    assert targets_BT is not None, "every batch has them"
-    hidden_MD = model(tokens_BT, positions_BT=positions_BT, documents_BT=documents_BT).flatten(0, 1)
-    rows = max(1, _LOGITS_BYTES // (4 * vocab_size))
-    total = torch.zeros((), dtype=torch.float64, device=hidden_MD.device)
-    for hidden_CD, targets_C in zip(
-        torch.split(hidden_MD, rows), torch.split(targets_BT.flatten(), rows), strict=True
-    ):
-        logits_CV = lm_head(model, hidden_CD, vocab_size)
-        losses_C = cross_entropy(logits_CV, targets_C, reduction="none", ignore_index=PADDING)
-        total += losses_C.double().sum()
-    return total.item()

@@ -188,6 +188,7 @@ class GPT2(nn.Module):
         *,
         positions_BT: Tensor | None = None,
         documents_BT: Tensor | None = None,
+        mask: Mask | None = None,
         cache: KeyValueCache | None = None,
     ) -> Tensor:
         """Returns the final hidden states [B, T, D].
@@ -197,6 +198,7 @@ class GPT2(nn.Module):
             positions_BT: Position of each token in its document; by default counted from the row's first.
             documents_BT: Number of each token's document within its row, not decreasing along it; attention
                 stays within documents. By default a row is one document.
+            mask: What each token attends to, in place of the documents' mask.
             cache: Of the tokens before ``tokens_BT``, all of one document.
         """
         assert documents_BT is None or cache is None, "a cache holds one document a row"
@@ -206,7 +208,7 @@ class GPT2(nn.Module):
         x_BTD = tokens_BT
         if self.embed is not None:
             x_BTD = dropout(self.embed(tokens_BT, positions_BT), self.config.dropout, self.training)
-        mask = self.masks(documents_BT, like=x_BTD)
+        mask = mask or self.masks(documents_BT, like=x_BTD)
         for name, block in self.layers.items():
             x_BTD = block(x_BTD, mask=mask, cache=cache, layer=int(name))
         if cache is not None:

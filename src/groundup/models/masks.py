@@ -161,6 +161,18 @@ class DenseMask:
         )
 
 
+class BranchMask(DenseMask):
+    """For rows of one shared beginning and branches behind it, each of which sees it and itself.
+
+    Args:
+        branches_BT: Number of each token's branch within its row; 0 for the beginning.
+    """
+
+    def __init__(self, branches_BT: Tensor) -> None:
+        same_BTT = branches_BT.unsqueeze(2) == branches_BT.unsqueeze(1)
+        self.mask_B1TS = (same_BTT | (branches_BT == 0).unsqueeze(1)).tril().unsqueeze(1)
+
+
 DocumentMask = DocumentBlocks | DocumentOffsets | DenseMask
 
 

@@ -1,9 +1,14 @@
 """``groundup eval``: what it is given that cannot be measured."""
 
+import json
+import re
+import shutil
+import socket
 from pathlib import Path
 
 import pytest
 
+from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.lazy import as_lazy
 from groundup.checkpoint.native.model import write_native
 from groundup.cli.app import run
@@ -11,6 +16,7 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.eval.tasks import Lambada, PerplexityTask
 from groundup.eval.token_data import split_of_run
 from groundup.tokens.sampling.data_config import DataConfig
+from tests.task_files import write_task_file
 from tests.tiny import tiny_model
 
 
@@ -19,7 +25,7 @@ from tests.tiny import tiny_model
     [
         (
             ["--tasks", "lambda"],
-            "--tasks: 'lambda' is no task; there are perplexity, lambada. Did you mean 'lambada'?",
+            "--tasks: 'lambda' is no task; there are perplexity, lambada, hellaswag",
         ),
         (["--tasks", "lambada", "lambada.limt=5"], "unknown key lambada.limt. Did you mean 'limit'?"),
         (["lambda.limit=5"], "unknown key lambda. Did you mean 'lambada'?"),
@@ -31,7 +37,7 @@ from tests.tiny import tiny_model
             ["perplexity.max_tokens=-5"],
             "command line (perplexity.max_tokens=-5): perplexity.max_tokens = -5: input",
         ),
-        (["perplexity.batch_size=0"], "perplexity.batch_size = 0: input should be greater"),
+        (["perplexity.batch_size=-1"], "perplexity.batch_size = -1: input should be greater"),
         (["perplexity.split=9,1"], "perplexity: split has no effect on all documents"),
         (["perplexity.kind=lambada"], "perplexity.kind = 'lambada': input should be 'perplexity'"),
         (
@@ -70,3 +76,57 @@ def test_no_passage_cannot_be_measured(tmp_path: Path) -> None:
 def test_a_converted_model_is_measured_on_the_usual_split(tmp_path: Path) -> None:
     folder = write_native(as_lazy(tiny_model("gpt2")), tmp_path / "run")
     assert split_of_run(folder) == DataConfig.split
+
+
+def succeed(words: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(words)
+    assert not ended.value.code
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a socket was opened")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_many_tasks_are_measured_without_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "model")
+    kinds = ["lambada", "hellaswag", "storycloze", "wikitext", "piqa"]
+    (tmp_path / "sets").mkdir()
+    for kind in kinds:
+        write_task_file(kind, tmp_path / "sets")
+    shutil.move(tmp_path / "sets/piqa_test.jsonl", tmp_path / "sets/piqa_valid.jsonl")
+    command = ["eval", str(tmp_path / "model"), "--tasks", ",".join(kinds), "--data", str(tmp_path / "sets")]
+    succeed(
+        [*command, "wikitext.stride=4", "--show", "2", "--out", str(tmp_path / "a.json"), "--device", "cpu"]
+    )
+    shown = capsys.readouterr().out
+    for kind in kinds:
+        assert f"{kind} of {tmp_path / 'model'} on " in shown
+    assert re.search(r"accuracy +\d\.\d{4} ± \d\.\d{4} +strict, higher is better", shown)
+    assert re.search(r"GPT-2 124M +0\.3256  published \[1\]", shown)
+    assert "[1] lm-evaluation-harness issue 2159" in shown
+    assert shown.count("the target is") == 2 * 4
+    assert shown.count(" items/s") == 4
+    succeed([*command, "wikitext.stride=4", "--json", "--device", "cpu"])
+    first = json.loads(capsys.readouterr().out.splitlines()[0])
+    assert first["task"] == "lambada"
+    assert first["passages"] == 3
+    succeed(["compare", str(tmp_path / "a.json"), str(tmp_path / "a.json")])
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert {row.split()[0] for row in rows} == set(kinds) - {"wikitext"}
+    assert all(row.endswith("1.000") for row in rows)
+
+
+def test_a_file_of_another_task_is_refused(tmp_path: Path) -> None:
+    write_huggingface(tiny_model("gpt2"), tmp_path / "model")
+    path = write_task_file("piqa", tmp_path)
+    with pytest.raises(DataError, match="has no field 'endings'; it has goal, sol1, sol2, label"):
+        run(["eval", str(tmp_path / "model"), "--tasks", "hellaswag", "--data", str(path), "--device", "cpu"])

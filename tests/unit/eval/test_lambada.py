@@ -35,7 +35,7 @@ def test_equals_passage_by_passage_whatever_the_batch(tmp_path, name):
     loaded = tiny_model(name)
     path = write(tmp_path, PASSAGES)
     expected = [plain(loaded, passage) for passage in PASSAGES]
-    results = [Lambada(batch_size=size).measure(loaded, [path]) for size in (1, 2, 64)]
+    results = [Lambada(batch_size=size).measure(loaded, [path]).figures for size in (1, 2, 64)]
     for result in results:
         assert result["right"] == sum(right for right, _ in expected)
         mean = sum(loss for _, loss in expected) / len(expected)
@@ -51,10 +51,10 @@ def test_a_model_that_knows_the_word_scores_one(tmp_path):
         loaded.model.head.weight.zero_()
         loaded.model.norm.register_forward_hook(lambda *_: torch.ones(1, 1, 32))
         loaded.model.head.weight[target] = 1.0
-    right = Lambada(batch_size=1).measure(loaded, [write(tmp_path, ["a b"])])
+    right = Lambada(batch_size=1).measure(loaded, [write(tmp_path, ["a b"])]).figures
     assert right["accuracy"] == 1.0
     assert right["perplexity"] < 1.001
-    assert Lambada(batch_size=1).measure(loaded, [write(tmp_path, ["a c"])])["accuracy"] == 0.0
+    assert Lambada(batch_size=1).measure(loaded, [write(tmp_path, ["a c"])]).figures["accuracy"] == 0.0
 
 
 def test_a_passage_of_one_word_is_refused_with_its_place(tmp_path):
@@ -68,6 +68,6 @@ def test_reads_the_published_file(shared_data, tmp_path):
     assert len(lines) == 5153
     path = tmp_path / "lambada.jsonl"
     path.write_bytes(b"\n".join(lines[:20]))
-    result = Lambada().measure(tiny_model("gpt2"), [path])
+    result = Lambada().measure(tiny_model("gpt2"), [path]).figures
     assert result["passages"] == 20
     assert 0 <= result["accuracy"] < 0.5

@@ -10,10 +10,38 @@ from groundup.core.config import ByKind, config, from_tree
 from groundup.core.config_sources import nearest, read_overrides
 from groundup.core.errors import ConfigError
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Results
+from groundup.eval.tasks.hellaswag import HellaSwag
 from groundup.eval.tasks.lambada import Lambada
+from groundup.eval.tasks.mmlu import Mmlu
 from groundup.eval.tasks.perplexity import PerplexityTask
+from groundup.eval.tasks.question_answering import (
+    ArcChallenge,
+    ArcEasy,
+    BoolQ,
+    OpenBookQa,
+    Piqa,
+    SciQ,
+    WinoGrande,
+)
+from groundup.eval.tasks.storycloze import StoryCloze
+from groundup.eval.tasks.wikitext import WikiText
 
-Task = Annotated[PerplexityTask | Lambada, ByKind]
+Task = Annotated[
+    PerplexityTask
+    | Lambada
+    | HellaSwag
+    | StoryCloze
+    | WikiText
+    | Piqa
+    | ArcEasy
+    | ArcChallenge
+    | OpenBookQa
+    | BoolQ
+    | SciQ
+    | WinoGrande
+    | Mmlu,
+    ByKind,
+]
 
 TASKS: dict[str, type[EvaluationTask]] = {member.kind: member for member in get_args(get_args(Task)[0])}
 """Kind -> the class of its task."""
@@ -59,4 +87,23 @@ def configured_tasks(kinds: Sequence[str], options: Sequence[str]) -> list[Evalu
     return [getattr(tasks, kind) for kind in dict.fromkeys(kinds)]
 
 
-__all__ = ["TASKS", "EvaluationTask", "Lambada", "PerplexityTask", "Results", "Task", "configured_tasks"]
+__all__ = [
+    "TASKS",
+    "ArcChallenge",
+    "ArcEasy",
+    "BoolQ",
+    "EvaluationTask",
+    "HellaSwag",
+    "Lambada",
+    "Mmlu",
+    "OpenBookQa",
+    "PerplexityTask",
+    "Piqa",
+    "Results",
+    "SciQ",
+    "StoryCloze",
+    "Task",
+    "WikiText",
+    "WinoGrande",
+    "configured_tasks",
+]

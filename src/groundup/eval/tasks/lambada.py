@@ -1,35 +1,44 @@
-"""Measures how well a model predicts last words, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
+"""LAMBADA: the last word of a passage (Paperno et al. 2016, arXiv:1606.06031), in every published form.
 
-The strict form, as Megatron-LM's ``--strict-lambada``: the last word is everything behind the last
-space, and counts as right when every one of its tokens is the most probable one.
-
-Shapes: B passages, T tokens, D model, V true vocabulary, M tokens of last words.
+- strict: each token of the word is the most probable one (Megatron-LM's ``--strict-lambada``, lm-eval);
+- the last *token* alone, given those before it (Megatron-LM's default, taken for GPT-2's);
+- strict, with stop words left out of the choice of the first token (Radford et al. 2019, section 3.3);
+- the perplexity of the word, and of its last token.
 """
 
-import dataclasses
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
-from groundup.core.config_class import NotNegative, Positive, config
+from groundup.checkpoint.lazy import LoadedModel
+from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import DataError
-from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read_documents import read_documents
-from groundup.eval.tasks.evaluation_task import EvaluationTask, Figure, Results
-from groundup.models import evaluating, lm_head
+from groundup.eval.detokenize import detokenize_wikitext
+from groundup.eval.scoring import Score
+from groundup.eval.tasks.evaluation_task import (
+    EvaluationTask,
+    Figure,
+    Item,
+    Results,
+    score_items,
+    summarise,
+)
+from groundup.eval.text_requests import text_request
+from groundup.tokens.tokenizer.base import Tokenizer
 
-
-@dataclasses.dataclass(frozen=True)
-class _Passage:
-    ids: list[int]
-    num_targets: int
+_STOP_WORDS = frozenset(
+    """
+    i me my myself we our ours ourselves you your yours yourself yourselves he him his himself she her hers
+    herself it its itself they them their theirs themselves what which who whom this that these those am is
+    are was were be been being have has had having do does did doing a an the and but if or because as until
+    while of at by for with about against between into through during before after above below to from up
+    down in out on off over under again further then once here there when where why how all any both each few
+    more most other some such no nor not only own same so than too very can will just don should now
+    """.split()  # noqa: SIM905  # the English list of NLTK
+)
 
 
 @config
@@ -38,92 +47,84 @@ class Lambada(EvaluationTask):
 
     Attributes:
         text_key: The JSON field that holds the passage.
-        batch_size: Passages at a time; changes no result.
+        detokenize: "wikitext" undoes the tokenization of the original file as Megatron-LM does for WikiText;
+            OpenAI's file needs none, and Megatron-LM does none to it.
+        batch_size: Passages at a time; 0 for as many as are fast and fit into memory. Changes no result.
         limit: Read only the first so many passages; 0 for all.
     """
 
     figures: ClassVar = {
-        "accuracy": Figure(better="higher"),
-        "standard_error": Figure(),
-        "perplexity": Figure(better="lower"),
-        "right": Figure(better="higher"),
+        "accuracy": Figure(unit="strict", better="higher"),
+        "accuracy_last_token": Figure(better="higher"),
+        "accuracy_no_stop_words": Figure(unit="strict", better="higher"),
+        "perplexity": Figure(unit="of the word", better="lower", exponential=True),
+        "perplexity_last_token": Figure(better="lower", exponential=True),
+        "right": Figure(unit="strict", better="higher"),
         "passages": Figure(),
     }
+    patterns: ClassVar = ("*lambada*test*.jsonl*",)
+    reads_folders: ClassVar = True
 
     kind: Literal["lambada"] = "lambada"
     text_key: str = "text"
-    batch_size: Positive = 8
+    detokenize: Literal["none", "wikitext"] = "none"
+    batch_size: NotNegative = 0
     limit: NotNegative = 0
 
     def measure(self, loaded: LoadedModel, data: Sequence[Path]) -> Results:
-        """Returns accuracy and its standard error, and exp of the mean negative log-probability of a word."""
-        found = itertools.islice(_passages(loaded, data, self.text_key), self.limit or None)
-        passages = sorted(found, key=lambda passage: len(passage.ids))
+        """Returns accuracies, and exp of the mean negative log-probability of a word and of a last token."""
+        files = self.find_files(data)
+        passages = list(itertools.islice(self._passages(files), self.limit or None))
         if not passages:
             raise DataError(
                 "there is no passage in it",
-                where=", ".join(map(str, data)),
+                where=", ".join(map(str, files)),
                 fix="Name a file or folder with passages.",
             )
-        right, total_loss = 0, 0.0
-        with (
-            Progress("evaluate", len(passages), "passages") as progress,
-            evaluating(loaded.model),
-            torch.inference_mode(),
-        ):
-            for begin in range(0, len(passages), self.batch_size):
-                batch = passages[begin : begin + self.batch_size]
-                batch_right, batch_loss = _score(loaded, batch)
-                right += batch_right
-                total_loss += batch_loss
-                progress.add(len(batch))
-        require_finite_loss(total_loss, loaded)
-        accuracy = right / len(passages)
-        return {
-            "accuracy": accuracy,
-            "standard_error": math.sqrt(accuracy * (1 - accuracy) / len(passages)),
-            "perplexity": math.exp(min(700.0, total_loss / len(passages))),
-            "right": right,
-            "passages": len(passages),
-        }
+        requests = [text_request(loaded, context, word, where=where) for where, context, word in passages]
+        stop_ids = _ids_of_stop_words(loaded.tokenizer)
+        scores = score_items(loaded, requests, batch_size=self.batch_size, banned_ids=stop_ids)
+        items = [
+            _judge(loaded.tokenizer, *passage, score) for passage, score in zip(passages, scores, strict=True)
+        ]
+        right = sum(score.is_greedy for score in scores)
+        return summarise(items, self.figures, right=right, passages=len(items))
+
+    def _passages(self, files: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
+        """Yields place, context and last word, with the blank before it."""
+        strict = BadRecords(BadRecordPolicy(action="fail"), key_setting="lambada.text_key")
+        for document in read_documents(files, text_key=self.text_key, bad_records=strict):
+            text = detokenize_wikitext(document.text) if self.detokenize == "wikitext" else document.text
+            where = str(document.meta.get("origin", document.id))
+            context, space, word = text.rstrip().rpartition(" ")
+            if not context.strip():
+                raise DataError(
+                    f"the passage {text[:40]!r} has no context before its last word",
+                    where=where,
+                    fix="Each passage needs at least two words.",
+                )
+            yield where, context.rstrip(), space + word
 
 
-def _passages(loaded: LoadedModel, data: Sequence[Path], text_key: str) -> Iterator[_Passage]:
-    encode = loaded.tokenizer.encode
-    longest = loaded.config.max_sequence_length + 1
-    strict = BadRecords(BadRecordPolicy(action="fail"), key_setting="lambada.text_key")
-    for document in read_documents(data, text_key=text_key, bad_records=strict):
-        context, space, word = document.text.rstrip().rpartition(" ")
-        if not context.strip():
-            raise DataError(
-                f"the passage {document.text[:40]!r} has no context before its last word",
-                where=document.meta.get("origin", document.id),
-                fix="Each passage needs at least two words.",
-            )
-        target = encode(space + word)
-        ids = [*loaded.bos_ids, *encode(context.rstrip()), *target]
-        yield _Passage(ids[-longest:], len(target))
+def _judge(tokenizer: Tokenizer, where: str, context: str, word: str, score: Score) -> Item:
+    return Item(
+        where=where,
+        prompt=context,
+        prediction=tokenizer.decode(score.choices.tolist()),
+        target=word,
+        values={
+            "accuracy": float(score.is_greedy),
+            "accuracy_last_token": float(score.greedy[-1]),
+            "accuracy_no_stop_words": float(score.allowed[0] and score.greedy[1:].all()),
+            "perplexity": -score.logprob,
+            "perplexity_last_token": -float(score.logprobs[-1]),
+        },
+        scores=[score],
+    )
 
 
-def _score(loaded: LoadedModel, batch: Sequence[_Passage]) -> tuple[int, float]:
-    """Counts the last words that are right, and sums the negative log-probabilities of all."""
-    device = next(loaded.model.parameters()).device
-    width = max(len(passage.ids) for passage in batch) - 1
-    tokens_BT = torch.zeros(len(batch), width, dtype=torch.int64)  # causal: padding behind cannot matter
-    rows: list[int] = []
-    columns: list[int] = []
-    targets: list[int] = []
-    for row, passage in enumerate(batch):
-        length = len(passage.ids) - 1
-        tokens_BT[row, :length] = torch.tensor(passage.ids[:-1])
-        rows += [row] * passage.num_targets
-        columns += range(length - passage.num_targets, length)
-        targets += passage.ids[-passage.num_targets :]
-    hidden_MD: Tensor = loaded.model(tokens_BT.to(device))[rows, columns]
-    log_probabilities_MV = lm_head(loaded.model, hidden_MD, loaded.config.vocab_size).log_softmax(-1)
-    targets_M = torch.tensor(targets, device=device)
-    hit_M = log_probabilities_MV.argmax(-1) == targets_M
-    word_M = torch.tensor(rows, device=device)
-    misses_B = torch.zeros(len(batch), device=device).index_add_(0, word_M, (~hit_M).float())
-    loss = -log_probabilities_MV.gather(1, targets_M.unsqueeze(1)).double().sum()
-    return int((misses_B == 0).sum()), float(loss)
+def _ids_of_stop_words(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Returns the ids that spell a stop word behind a blank."""
+    words = {f" {word}".encode() for word in _STOP_WORDS}
+    spelled = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
+    return tuple(number for number, text in enumerate(spelled) if text.lower() in words)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
-from groundup.core.config_class import NotNegative, Positive, config
+from groundup.core.config_class import NotNegative, config
 from groundup.core.progress import Progress
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Figure, Results
@@ -23,7 +23,7 @@ class PerplexityTask(EvaluationTask):
         split: Shares of train, validation and test over their documents; empty for those of the run.
         text_key: The JSON field that holds the text.
         sequence_length: Tokens of a window; 0 for the model's context.
-        batch_size: Windows at a time; changes no result.
+        batch_size: Windows at a time; 0 for as many as are fast and fit into memory. Changes no result.
         max_tokens: Predict only the first so many tokens; 0 for all.
     """
 
@@ -41,7 +41,7 @@ class PerplexityTask(EvaluationTask):
     split: str = ""
     text_key: str = "text"
     sequence_length: NotNegative = 0
-    batch_size: Positive = 8
+    batch_size: NotNegative = 0
     max_tokens: NotNegative = 0
 
     def __post_init__(self) -> None:
@@ -79,11 +79,13 @@ class PerplexityTask(EvaluationTask):
                 on_progress=progress.add,
             )
         require_finite_loss(evaluation.loss, loaded)
-        return {
-            "loss": evaluation.loss,
-            "perplexity": evaluation.perplexity,
-            "bits_per_byte": evaluation.bits_per_byte,
-            "unigram_entropy": unigram_entropy(TokenRange(tokens, 1, evaluation.num_tokens + 1)),
-            "tokens": evaluation.num_tokens,
-            "bytes": evaluation.num_bytes,
-        }
+        return Results(
+            figures={
+                "loss": evaluation.loss,
+                "perplexity": evaluation.perplexity,
+                "bits_per_byte": evaluation.bits_per_byte,
+                "unigram_entropy": unigram_entropy(TokenRange(tokens, 1, evaluation.num_tokens + 1)),
+                "tokens": evaluation.num_tokens,
+                "bytes": evaluation.num_bytes,
+            }
+        )
