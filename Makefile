@@ -31,7 +31,7 @@ quickstart: $(VENV)/.train
 	@echo 'To type `groundup ...` as above, first: source $(BIN)/activate'
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-exhaustive: $(VENV)/.dev
 	$(BIN)/python -m pytest -m exhaustive

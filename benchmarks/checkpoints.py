@@ -26,8 +26,9 @@ import torch
 from processes import describe_machine, touch_memory, wait_for_idle_cpu
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.load import Group, load_into
+from groundup.checkpoint.native.contents import TrainingCounts
+from groundup.checkpoint.native.folder import checkpoint_path, find_damage
+from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Snapshot, Writer
 from groundup.core.config import resolve
@@ -73,9 +74,11 @@ def measure_files(
     writer = Writer(
         folder, model=config, tokenizer=tokenizer, mesh=mesh, asynchronous=False, keep=Keep(last=1)
     )
-    snapshot = Snapshot(groups=groups, random={}, state={"step": 0}, about={"config": {}})
+    snapshot = Snapshot(
+        groups=groups, random={}, counts=TrainingCounts(step=0, samples=0), config={}, data=""
+    )
     path = folder / "other"
-    checkpoint = store.folder_of(folder, 0)
+    checkpoint = checkpoint_path(folder, 0)
 
     def fsynced(save: Callable[[], None]) -> None:
         save()
@@ -83,7 +86,7 @@ def measure_files(
 
     def load_ours() -> None:
         for group, tensors in groups.items():
-            load_into(Group(checkpoint, group), tensors.items(), config)
+            load_into(TensorGroup(checkpoint, group), tensors.items(), config)
 
     def copy_from(read: Callable[[], dict[str, torch.Tensor]]) -> None:
         for name, tensor in read().items():
@@ -139,7 +142,7 @@ def measure_files(
             save()
             record(name, "load from the page cache", load, number)
             if name == "groundup":
-                record(name, "verify from the page cache", lambda: store.verify(checkpoint), number)
+                record(name, "verify from the page cache", lambda: find_damage(checkpoint), number)
             for file in files_of(folder):
                 forget(file)
             record(name, "load from the disk", load, number)

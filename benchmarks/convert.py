@@ -25,7 +25,8 @@ import torch
 from processes import describe_machine, touch_memory
 
 from groundup.checkpoint.huggingface.weights import write_stored
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes
+from groundup.checkpoint.lazy import LazyModel, LazyTensor
+from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.core.files import checksum, require_free_space
 from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from processes import describe_machine, wait_for_idle_cpu
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve
 from groundup.tokens.tokenize import build_tokens
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.forked import programs
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -20,18 +22,26 @@ def commands(document: str) -> list[str]:
     return [line for block in blocks(document, "bash") for line in block.splitlines()]
 
 
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command as a user would, with the tests' interpreter first on the PATH."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def shell(command: str, folder: Path, *, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """Runs a command as a user would, with the tests' ``groundup`` and ``python`` first on the PATH.
+
+    Args:
+        command: For bash.
+        folder: Where.
+        fresh: Each process imports what it needs, as a user's does; else they are forks that have it.
+    """
+    real = Path(sys.executable).parent
+    first = (real,) if fresh else (programs(), real)
+    path = os.pathsep.join([*map(str, first), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1"}
     return subprocess.run(
         ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
 
 
-def run(command: str, folder: Path) -> str:
+def run(command: str, folder: Path, *, fresh: bool = False) -> str:
     """Runs a command that must succeed; returns what it printed."""
-    done = shell(command, folder)
+    done = shell(command, folder, fresh=fresh)
     assert done.returncode == 0, (command, done.stderr[-3000:])
     return done.stdout
 

@@ -53,7 +53,7 @@ _OTHERS = [
     *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
     *(NoSpikeGuard(), SkipGuard(), RollbackGuard()),
     *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
-    *(PerplexityTask(), Lambada()),
+    *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
 ]
 
 INSTANCES: dict[type, list[Any]] = {}

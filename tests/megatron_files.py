@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import stored_of
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel, as_lazy
 from groundup.checkpoint.megatron.write import write_megatron
 
 
 def write_checkpoint(loaded: LoadedModel, folder: Path, **settings: Any) -> Path:
     """A checkpoint of the current version; returns its ``release`` folder."""
-    return write_megatron(stored_of(loaded), folder, **settings)
+    return write_megatron(as_lazy(loaded), folder, **settings)
 
 
 def rank_files(folder: Path) -> list[Path]:

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import orjson
 
-from groundup.cli.callbacks import complete, evaluate
+from groundup.checkpoint.native.contents import CheckpointAbout, CheckpointManifest, TrainingCounts
+from groundup.cli.train import complete, evaluate
 from groundup.core.config import resolve, to_yaml
+from groundup.core.manifest import FileRecord
 from groundup.tokens.tokenize import build_tokens
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
@@ -17,6 +19,15 @@ SENTENCES = (
     "when the rain came the river rose above the bridge",
     "she wrote a letter to the man who sold the boat",
 )
+
+
+def checkpoint_manifest(files: dict[str, FileRecord]) -> CheckpointManifest:
+    """The manifest of a checkpoint of which only the files matter."""
+    return CheckpointManifest(
+        counts=TrainingCounts(step=1, samples=1),
+        files=files,
+        about=CheckpointAbout(config={}, tokenizer="none"),
+    )
 
 
 def make_data(folder: Path) -> Path:

@@ -2,16 +2,19 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.models import build_model
 from groundup.models.init import initialise
 from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
 from tests.instances import MODELS
 
 END = "<|endoftext|>"
+NANOGPT: dict[str, Any] = {"activation": "gelu", "ffn_size": 128}
+"""Changes to "gpt2" of ``MODELS`` that make it one of nanoGPT's models."""
 
 
 def tiny_tokenizer() -> ByteLevelTokenizer:
@@ -24,9 +27,9 @@ def tiny_tokenizer() -> ByteLevelTokenizer:
     return ByteLevelTokenizer(bpe, end_of_document=END)
 
 
-def tiny_model(name: str, *, seed: int = 0) -> LoadedModel:
-    """One of ``MODELS`` with random weights."""
-    config = dataclasses.replace(MODELS[name], init_std=0.3)
+def tiny_model(name: str, *, seed: int = 0, **changes: Any) -> LoadedModel:
+    """One of ``MODELS`` with random weights, perhaps with some settings changed."""
+    config = dataclasses.replace(MODELS[name], **{"init_std": 0.3, **changes})
     model = build_model(config)
     initialise(model, config, seed=seed)
     generator = torch.Generator().manual_seed(seed)

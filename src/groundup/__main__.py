@@ -50,8 +50,7 @@ def _say_interrupted() -> None:
 
 
 def _run(arguments: Sequence[str], *, debug: bool) -> None:
-    from groundup.cli.app import run
-    from groundup.cli.system_errors import refused_by_system
+    from groundup.cli.app import refused_by_system, run
     from groundup.core import log
     from groundup.core.errors import GroundupError
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from groundup.cli.app import build_app
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve
 from groundup.train.config import TrainConfig
 
@@ -66,6 +66,17 @@ def test_help_teaches_with_an_example(words, capsys):
     assert stop.value.code == 0
     assert "For example:" in out
     assert f"groundup {' '.join(words)}" in " ".join(out.split("For example:")[1].split())
+
+
+@pytest.mark.parametrize("words", list(verbs()), ids=" ".join)
+def test_every_flag_is_described(words):
+    app = build_app(listing=True)
+    verb = app[words[0]][words[1]] if words[1:] else app[words[0]]
+    flags = [
+        argument for argument in verb.assemble_argument_collection(parse_docstring=True) if argument.show
+    ]
+    assert flags
+    assert not [argument.name for argument in flags if not argument.parameter.help]
 
 
 @pytest.mark.parametrize("name", list(presets()))

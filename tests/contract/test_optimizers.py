@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from groundup.checkpoint.lazy import in_memory, stored_of
-from groundup.checkpoint.megatron.write_optimizer import why_without_moments
+from groundup.checkpoint.lazy import as_lazy, in_memory
+from groundup.checkpoint.megatron.optimizer import find_unwritable_state
 from groundup.train.optim import Optimizer, build_optimizers
 from tests.instances import MODELS, OPTIMIZERS
 from tests.tiny import tiny_model
@@ -64,7 +64,7 @@ def test_megatron_takes_the_state_of_an_adam_alone(optimizer):
     loaded = tiny_model("llama")
     moments = {key: in_memory(tensor) for key, tensor in stepped(optimizer, loaded.model).items()}
     kept = {key.rpartition("/")[2] for key in declared(optimizer, loaded.model)}
-    reason = why_without_moments(dataclasses.replace(stored_of(loaded), moments=moments, step=2), "legacy")
+    reason = find_unwritable_state(dataclasses.replace(as_lazy(loaded), moments=moments, step=2), "legacy")
     if kept == {"exp_avg", "exp_avg_sq"}:
         assert not reason
     elif kept:

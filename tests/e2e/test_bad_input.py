@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from groundup.__main__ import main
-from groundup.checkpoint.native import save, store
+from groundup.checkpoint.native import commit
+from groundup.checkpoint.native.folder import find_damage
 from groundup.core.errors import MachineError
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from tests.runs import losses, make_config, make_data, run
@@ -111,21 +112,21 @@ def test_a_full_disk_while_saving_leaves_the_old_checkpoint(data, tmp_path, monk
     whole = losses(run(make_config(data, tmp_path / "whole")))
     written = []
 
-    def fill_up(path, tensors):
+    def fill_up(path, tensors, **_):
         written.append(path)
         if len(written) > 4:  # the first checkpoint took three files, the second dies at its second
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         return write_safetensors(path, tensors)
 
-    write_safetensors = save.write_safetensors
-    monkeypatch.setattr(save, "write_safetensors", fill_up)
+    write_safetensors = commit.write_safetensors
+    monkeypatch.setattr(commit, "write_safetensors", fill_up)
     with pytest.raises(MachineError, match=r"step 6 could not be written .*earlier checkpoints are intact"):
         run(config)
     checkpoints = tmp_path / "run/checkpoints"
     assert sorted(path.name for path in checkpoints.iterdir()) == ["latest", "step_0000003"]
-    assert store.verify(checkpoints / "latest") == ""
-    monkeypatch.setattr(save, "write_safetensors", write_safetensors)
+    assert find_damage(checkpoints / "latest") is None
+    monkeypatch.setattr(commit, "write_safetensors", write_safetensors)
     assert losses(run(config)) == whole
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from groundup.checkpoint.native.store import resolve
+from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.core.config import to_yaml
 from tests.guides import commands, run
 from tests.runs import SENTENCES, make_config, make_data
@@ -32,6 +32,6 @@ def test_every_command_runs(folder):
     assert len(lines) == 13
     for line in lines:
         run(line.replace("s3://bucket", f"file://{folder}/bucket"), folder)
-    tuned, longer = (resolve(folder / "runs" / name) for name in ("tuned", "longer"))
+    tuned, longer = (resolve_checkpoint(folder / "runs" / name) for name in ("tuned", "longer"))
     assert (tuned.name, longer.name) == ("step_0000020", "step_0000040")
     assert (folder / "runs/pulled/checkpoints/latest").exists()

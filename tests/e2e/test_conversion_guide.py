@@ -6,10 +6,12 @@ import pytest
 
 from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.huggingface.weights import write_huggingface
+from groundup.checkpoint.lazy import as_lazy
 from groundup.checkpoint.megatron.read import open_megatron
+from groundup.checkpoint.nanogpt import write_nanogpt
 from tests.guides import ROOT, commands, require_shown, run, shell
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import NANOGPT, tiny_model, tiny_tokenizer
 
 GUIDE = "docs/guides/conversion.md"
 
@@ -24,6 +26,7 @@ def folder(tmp_path):
     for path in rank_files(checkpoints / "gpt2-trained"):
         edit(path, give_optimizer)
     tiny_tokenizer().save(tmp_path / "codeparrot-tokenizer")
+    write_nanogpt(as_lazy(tiny_model("gpt2", **NANOGPT)), tmp_path / "out-nanogpt")
     write_huggingface(tiny_model("llama"), tmp_path / "llama-hf")
     rows = (
         {"text": "The men on the quay stopped talking to watch the sea"},
@@ -42,7 +45,7 @@ def give_optimizer(content):
 def test_every_command_runs(folder):
     pytest.importorskip("transformers")
     lines = commands(GUIDE)
-    assert len(lines) == 9
+    assert len(lines) == 11
     printed = {line: run(line, folder) for line in lines}
     for command, out in printed.items():
         if command.startswith("groundup convert"):

@@ -1,5 +1,6 @@
 """Every path that a verb or a run's config takes is given one that cannot be: one sentence, no traceback."""
 
+import dataclasses
 import inspect
 import sys
 import typing
@@ -54,6 +55,15 @@ _POSSIBLE = {
 """Verb -> parameter -> value, with which there is nothing to refuse but what a test puts in."""
 
 
+def flags(thing):
+    """Name and parameter of each flag and argument; a group of flags stands for its fields."""
+    for name, parameter in inspect.signature(thing).parameters.items():
+        if dataclasses.is_dataclass(parameter.annotation):
+            yield from flags(parameter.annotation)
+        else:
+            yield name, parameter
+
+
 def verbs():
     """Each verb and the parameters of its function."""
     app = build_app(listing=True)
@@ -61,7 +71,7 @@ def verbs():
         if not name.startswith("-"):
             for path in [[name, sub] for sub in app[name] if not sub.startswith("-")] or [[name]]:
                 verb = app[path[0]][path[1]] if path[1:] else app[path[0]]
-                yield " ".join(path), inspect.signature(verb.default_command).parameters
+                yield " ".join(path), dict(flags(verb.default_command))
 
 
 VERBS = dict(verbs())

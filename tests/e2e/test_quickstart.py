@@ -3,16 +3,17 @@
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import orjson
 import pytest
 
+from tests.forked import python
+
 
 def start(folder, *options):
-    command = [sys.executable, "-m", "groundup", "quickstart", "--out", str(folder), *options]
+    command = [python(), "-m", "groundup", "quickstart", "--out", str(folder), *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -36,7 +37,7 @@ def make_corpus(path: Path, num_documents: int):
 def test_ctrl_c_and_again_ends_where_an_undisturbed_run_does(tmp_path):
     corpus = tmp_path / "numbers.jsonl"
     make_corpus(corpus, 300)
-    options = ("--corpus", str(corpus), "num_steps=60")
+    options = ("--corpus", str(corpus), "num_steps=24")
     process = start(tmp_path / "cut", *options)
     while (
         not (tmp_path / "cut/run/train.log").exists()

@@ -46,7 +46,7 @@ def test_make_has_the_targets_that_are_promised():
 
 def test_every_command_runs(folder):
     lines = commands(of_megatrons_section=False)
-    outputs = {line: run(line, folder) for line in lines}
+    outputs = {line: run(line, folder, fresh=True) for line in lines}
     by_verb = {line.split(" --")[0]: out for line, out in outputs.items()}
     assert "perplexity" in by_verb["groundup eval run"]
     assert by_verb["groundup generate run"].startswith("def hello_world():")
@@ -54,7 +54,7 @@ def test_every_command_runs(folder):
     assert "# command line (optimizer.lr=4e-3)" in outputs[lines[-1]]
     pytest.importorskip("transformers")
     (code,) = blocks(README, "python")  # of the folder that was just exported
-    assert run(f"python -c {shlex.quote(code)}", folder).startswith("def hello_world():")
+    assert run(f"python -c {shlex.quote(code)}", folder, fresh=True).startswith("def hello_world():")
 
 
 def test_what_is_shown_is_what_is_printed(megatron_folder):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve, to_yaml
 from groundup.train.config import TrainConfig
+from tests.forked import python
 from tests.parallel.test_restarts import PROGRAM, curve, wait_for_steps
 from tests.runs import make_config, make_data
 
@@ -36,10 +37,10 @@ def submit(script: str, folder: Path, config, *overrides: str, nodes: int, fault
         fake.write_text(f"#!{sys.executable}\n" + Path(__file__).with_name("fake_slurm.py").read_text())
         fake.chmod(0o755)
     program = programs / "groundup"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {PROGRAM} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {python()} {PROGRAM} "$@"\n')
     program.chmod(0o755)
     torchrun = programs / "torchrun"
-    torchrun.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+    torchrun.write_text(f'#!/bin/sh\nexec {python()} -m torch.distributed.run "$@"\n')
     torchrun.chmod(0o755)
     (folder / "run.yaml").write_text(to_yaml(config))
     environment = {
@@ -54,6 +55,7 @@ def submit(script: str, folder: Path, config, *overrides: str, nodes: int, fault
         "SLURM_PROCID": "0",
         "GPUS_PER_NODE": "1",
         "FAULT_MARKS": str(folder / "marks"),
+        "RANKS_PYTHON": python(),
     }
     if fault:
         environment["FAULT"] = fault

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from groundup.checkpoint.families import family_of
 from groundup.checkpoint.huggingface.weights import open_huggingface, read_huggingface, write_stored
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.rope_args import why_not_legacy
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.inference.engine import Engine
@@ -119,8 +119,8 @@ def test_the_tour_of_all_formats_changes_no_weight(name: str, tmp_path: Path) ->
     write_native(open_huggingface(first), tmp_path / "native")
     tp = 3 if name == "smollm2" else 2  # it has 3 key/value heads
     native = open_native(tmp_path / "native")
-    naming = "core" if why_not_legacy(native.config) else "legacy"
-    write_megatron(native, tmp_path / "megatron", tp=tp, pp=2, naming=naming)
+    naming = "core" if family_of(native.config).megatron.why_not_legacy(native.config) else "legacy"
+    write_megatron(native, tmp_path / "megatron", tp=tp, pp=2, names=naming)
     write_native(open_megatron(tmp_path / "megatron"), tmp_path / "native-2")
     write_stored(open_native(tmp_path / "native-2"), tmp_path / "last")
     before, after = (load_file(folder / "model.safetensors") for folder in (first, tmp_path / "last"))

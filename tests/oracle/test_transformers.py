@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer

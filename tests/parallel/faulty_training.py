@@ -1,9 +1,11 @@
-"""`groundup train` with a fault: FAULT="how:rank:step:times", which comes so many times in all attempts."""
+"""`groundup train` with a fault: FAULT="how:rank:step:times", which comes so many times in all attempts.
+
+Its ranks, where it starts them, run under RANKS_PYTHON.
+"""
 
 import functools
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -45,7 +47,8 @@ def fault():
 if LAUNCHER_PIPE not in os.environ and not rank_from_env():
     from groundup.launch import launcher
 
-    launcher.run_ranks = functools.partial(launcher.run_ranks, command=[sys.executable, __file__])
+    python = os.environ["RANKS_PYTHON"]
+    launcher.run_ranks = functools.partial(launcher.run_ranks, command=[python, __file__])
 elif "FAULT" in os.environ:
     from groundup.train import loop
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from groundup.cli.presets import presets
+from groundup.cli.run_config import presets
 from groundup.core.config import resolve
 from groundup.train.config import TrainConfig
 from tests.parallel.ranks import train_on_ranks

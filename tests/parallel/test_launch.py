@@ -14,27 +14,28 @@ from groundup.cli.app import run as run_command
 from groundup.core.errors import ConfigError, MachineError
 from groundup.launch.env import FAILURES_DIR, RankInfo, rank_from_env
 from groundup.launch.errors import RankFailure, root_cause
+from tests.forked import python
 
 RANK = Path(__file__).with_name("rank_that_fails.py")
 LAUNCH = (
     "import sys; from pathlib import Path; from groundup.launch.launcher import run_ranks;"
-    "sys.exit(run_ranks(3, sys.argv[2:], command=[sys.executable, sys.argv[1]], folder=Path(sys.argv[4])))"
+    "sys.exit(run_ranks(3, sys.argv[3:], command=sys.argv[1:3], folder=Path(sys.argv[5])))"
 )
 
 
-def launcher(folder, culprit, how, script=RANK):
+def launcher(folder, culprit, how, script=RANK, interpreter=sys.executable):
     """The launcher of three ranks, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, script, str(culprit), how, str(folder)],
+        [sys.executable, "-c", LAUNCH, interpreter, script, str(culprit), how, str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def failure_report(folder, culprit, how, script=RANK):
+def failure_report(folder, culprit, how, script=RANK, interpreter=sys.executable):
     """Exit code, and the lines on stderr from the first failure on."""
-    process = launcher(folder, culprit, how, script)
+    process = launcher(folder, culprit, how, script, interpreter)
     try:
         _, stderr = process.communicate(timeout=240)
     finally:
@@ -130,7 +131,7 @@ def test_warnings_of_all_ranks_reach_the_terminal_once_and_with_their_number(tmp
 
 @pytest.mark.parametrize("how", ["raise", "destroy", "kill", "exit"])
 def test_the_errors_of_gloo_do_not_mislead(tmp_path, how):
-    _, lines, _ = failure_report(tmp_path, 1, how, RANK.with_name("rank_on_gloo.py"))
+    _, lines, _ = failure_report(tmp_path, 1, how, RANK.with_name("rank_on_gloo.py"), python())
     assert lines[0].startswith(f"groundup: first failure: rank 1 ({os.uname().nodename}), step 20, ")
 
 

@@ -19,7 +19,7 @@ def agent(config, port: int, *, is_host: bool) -> "subprocess.Popen[bytes]":
     words = ("-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3")
     meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=node-loss")
     patience = f"is_host={is_host},last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
-    return start(config, launch=(*words, *meeting, f"--rdzv-conf={patience}"))
+    return start(config, launch=(*words, *meeting, f"--rdzv-conf={patience}"), has_children=True)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import pytest
 from groundup.core.config import to_yaml
 from groundup.launch.errors import HANG, RankFailure
 from groundup.launch.restart_policy import RestartPolicy
+from tests.forked import python
 from tests.runs import make_config, make_data
 
 PROGRAM = Path(__file__).with_name("faulty_training.py")
@@ -30,19 +31,28 @@ def data(tmp_path_factory) -> Path:
 
 
 def start(
-    config, *words: str, fault: str = "", launch: Sequence[str] = (), more: Mapping[str, str] | None = None
+    config,
+    *words: str,
+    fault: str = "",
+    launch: Sequence[str] = (),
+    more: Mapping[str, str] | None = None,
+    has_children: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """`groundup train` of a config; its stderr goes to a file beside the run folder."""
+    """`groundup train` of a config; its stderr goes to a file beside the run folder.
+
+    The process is only a client of what is started, unless its children are asked for.
+    """
     config.run_dir.mkdir(parents=True, exist_ok=True)
     file = config.run_dir.with_suffix(".yaml")
     file.write_text(to_yaml(config))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_MARKS": str(config.run_dir / "marks")}
+    environment |= {"RANKS_PYTHON": python(), "PYTHON_EXEC": python()}  # the latter for torchrun's ranks
     environment |= more or {}
     if fault:
         environment["FAULT"] = fault
     with said_by(config).open("w") as stderr:
         return subprocess.Popen(
-            [sys.executable, *launch, str(PROGRAM), "train", str(file), *words],
+            [sys.executable if has_children else python(), *launch, str(PROGRAM), "train", str(file), *words],
             env=environment,
             stdout=subprocess.DEVNULL,
             stderr=stderr,
@@ -249,7 +259,7 @@ def test_ranks_that_are_killed_at_random_change_nothing(data, tmp_path, kills):
 
     draw = random.Random(1)
     config = make_config(data, tmp_path / "run", *settings)
-    process = start(config, "--max-restarts", str(kills))
+    process = start(config, "--max-restarts", str(kills), has_children=True)
     num_killed = 0
     try:
         while num_killed < kills and process.poll() is None:

@@ -9,8 +9,9 @@ import orjson
 import pytest
 import torch
 
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.load import Group
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
+from groundup.checkpoint.native.folder import checkpoint_path
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.parallel import device
 from groundup.parallel.dtensor import local
 from groundup.parallel.layout import Layout
@@ -67,9 +68,9 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(data: Path, tmp_path: Pat
     configs = under_each(config, tmp_path)
     train_on_ranks(2, list(configs.values()), tmp_path, overflow_on_rank_1)
     for name, one in configs.items():
-        folders = [store.folder_of(one.run_dir / "checkpoints", number) for number in (1, 2, 3)]
-        assert store.read_manifest(folders[-1]).counts["skipped_steps"] == 1, name
-        first, second, third = (Group(folder, "model") for folder in folders)
+        folders = [checkpoint_path(one.run_dir / "checkpoints", number) for number in (1, 2, 3)]
+        assert read_checkpoint_manifest(folders[-1]).counts.skipped_steps == 1, name
+        first, second, third = (TensorGroup(folder, "model") for folder in folders)
         for key in first:
             assert torch.equal(first.read(key), second.read(key)), (name, key)
         assert not torch.equal(second.read(CUT), third.read(CUT)), name

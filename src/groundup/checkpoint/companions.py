@@ -1,9 +1,9 @@
-"""The small files that lie beside a model's weights and say how it is talked to.
+"""Companions: the small files beside a model's weights that say how it is prompted.
 
-They are the tokenizer's own files, the chat template, the names of special tokens and the settings of
-generation. In every format they lie in the folder of the tokenizer, so that one carrier takes them through
-all conversions and through training, byte for byte. What in them must agree with the tokenizer or the
-vocabulary is checked when a model is opened.
+They are the tokenizer's own files, the chat template, the names of special tokens and the generation
+settings. Every format keeps them in the tokenizer's folder, so ``Companions`` carries them through all
+conversions and through training, byte for byte. Whether they agree with the tokenizer and the vocabulary is
+checked when a model is opened.
 """
 
 import dataclasses
@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.native.contents import CHAT_TEMPLATES, TOKENIZER
 from groundup.core.errors import CheckpointError, DataError
 from groundup.core.files import read_json, write_json
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, find_damage
 from groundup.tokens.tokenizer.base import Tokenizer
 
 GENERATION = "generation_config.json"
+CHAT_TEMPLATES = "additional_chat_templates"
+"""A folder within the tokenizer's, as transformers writes it."""
 _DOCUMENT = "tokenizer.json"
 _SETTINGS = "tokenizer_config.json"
 _SPECIALS = "special_tokens_map.json"
@@ -33,11 +33,7 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Companions:
-    """Files of a model beside its weights and config.
-
-    Attributes:
-        files: Name within the tokenizer's folder -> content.
-    """
+    """Files of a model beside its weights and config: name within the tokenizer's folder -> content."""
 
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
@@ -48,11 +44,11 @@ class Companions:
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The ids of which each ends a text, as the settings of generation list them."""
+        """Returns the ids that end a text, as the generation settings list them."""
         return _as_ids(self._generation.get("eos_token_id"))
 
     def token_ids(self, vocab_size: int) -> dict[str, Any]:
-        """The ids of special tokens that the settings of generation give, for a ``config.json``.
+        """Returns the ids of special tokens in the generation settings, for a ``config.json``.
 
         Padding outside the vocabulary is left out: ``transformers`` takes it for a row of the embedding.
         """
@@ -62,7 +58,7 @@ class Companions:
         return found
 
     def with_generation(self, settings: Mapping[str, Any]) -> "Companions":
-        """The same with settings of generation, where it has none."""
+        """Returns the same with generation settings, where it has none."""
         given = {key: value for key, value in settings.items() if value is not None}
         if GENERATION in self.files or not given:
             return self
@@ -70,20 +66,20 @@ class Companions:
         return Companions(files={**self.files, GENERATION: content})
 
     def with_tokenizer_of(self, other: "Companions") -> "Companions":
-        """The companions of the same model with another tokenizer, whose companions these are."""
+        """Returns the companions of the model with another tokenizer, whose companions ``other`` are."""
         kept = {name: content for name, content in self.files.items() if name == GENERATION}
         if not any(_is_template(name) for name in other.files):
             kept |= {name: content for name, content in self.files.items() if _is_template(name)}
         return Companions(files={**other.files, **kept})
 
     def lost_in(self, other: "Companions") -> list[str]:
-        """Names of the files that a copy of them lacks or has with another content."""
+        """Lists the files that a copy of them lacks or has with another content."""
         rewritten = {_SETTINGS} if _DOCUMENT not in self.files else set()  # see ``write``
         names = self.files.keys() - rewritten
         return sorted(name for name in names if other.files.get(name) != self.files[name])
 
     def write(self, folder: Path) -> None:
-        """Puts the files beside a tokenizer that is saved already; those of the same name are replaced."""
+        """Writes the files beside a tokenizer that is saved already; those of the same name are replaced."""
         settings = folder / _SETTINGS
         saved = read_json(settings) if settings.is_file() else {}
         for name, content in self.files.items():
@@ -96,7 +92,7 @@ class Companions:
 
 
 def read_companions(folder: Path) -> Companions:
-    """The companions that lie in a folder; none where it has none.
+    """Reads the companions that lie in a folder.
 
     Raises:
         CheckpointError: One is malformed.
@@ -119,33 +115,8 @@ def read_companions(folder: Path) -> Companions:
     return Companions(files=files)
 
 
-def companions_of(folder: Path, manifest: Manifest) -> Companions:
-    """The companions of a native checkpoint, sound ones only; a damaged one is named and left out.
-
-    Args:
-        folder: The checkpoint.
-        manifest: Of it; a file that it does not list is not read.
-    """
-    found = {}
-    for path, recorded in manifest.files.items():
-        name = path.removeprefix(f"{TOKENIZER}/")
-        if name == path or (name not in (*_OF_TOKENIZER, GENERATION) and not _is_template(name)):
-            continue
-        if reason := find_damage(folder, {path: recorded}):
-            logger.warning("%s: %s: it is left out from here on", folder, reason)
-        else:
-            found[name] = (folder / path).read_bytes()
-    return Companions(files=found)
-
-
 def require_agreement(companions: Companions, tokenizer: Tokenizer, vocab_size: int, where: Path) -> None:
-    """Checks companions against the tokenizer and the vocabulary of their model.
-
-    Args:
-        companions: To check.
-        tokenizer: Of the model.
-        vocab_size: Of the model.
-        where: Their folder.
+    """Checks the companions in the folder ``where`` against the tokenizer and the vocabulary of their model.
 
     Raises:
         CheckpointError: A token has another id than the tokenizer gives it.
@@ -182,7 +153,7 @@ def require_agreement(companions: Companions, tokenizer: Tokenizer, vocab_size: 
 
 
 def require_ids(key: str, value: Any, where: Path) -> None:
-    """Refuses what is neither an id nor, for the end of a text, a list of ids.
+    """Requires an id, null or, for the end of a text, a list of ids.
 
     Raises:
         CheckpointError: Names the file and the key.
@@ -191,6 +162,11 @@ def require_ids(key: str, value: Any, where: Path) -> None:
     if value is not None and not all(type(number) is int for number in numbers):
         kind = "an id, a list of ids or null" if key == "eos_token_id" else "an id or null"
         raise CheckpointError(f"{key} = {value!r} must be {kind}", where=where, fix="Correct the file.")
+
+
+def is_companion(name: str) -> bool:
+    """Tells whether a file of a tokenizer's folder is a companion."""
+    return name in (*_OF_TOKENIZER, GENERATION) or _is_template(name)
 
 
 def _as_ids(value: Any) -> tuple[int, ...]:
@@ -212,7 +188,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _numbered(name: str, content: Mapping[str, Any], where: Path) -> Iterator[tuple[str, int]]:
-    """Each token that a file gives an id, and that id."""
+    """Yields each token that a file gives an id, and that id."""
     decoder = content.get("added_tokens_decoder") or {} if name == _SETTINGS else {}
     try:
         if name == _ADDED:
@@ -223,7 +199,7 @@ def _numbered(name: str, content: Mapping[str, Any], where: Path) -> Iterator[tu
 
 
 def _named(content: Mapping[str, Any]) -> Iterator[str]:
-    """Each special token that a file names by its role."""
+    """Yields each special token that a file names by its role."""
     for key, value in content.items():
         several = key in ("additional_special_tokens", "extra_special_tokens")
         if not several and not key.endswith("_token"):
@@ -236,7 +212,7 @@ def _named(content: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _agrees(tokenizer: Tokenizer, token: str, number: int) -> bool | None:
-    """Whether the tokenizer gives a token this id; None where it has neither."""
+    """Tells whether the tokenizer gives a token this id; None where it has neither."""
     known = tokenizer.special_tokens.get(token)
     if known is not None:
         return known == number

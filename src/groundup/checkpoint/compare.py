@@ -1,4 +1,4 @@
-"""Checkpoints tensor by tensor: how two differ, and the mean of several."""
+"""Compares two checkpoints tensor by tensor, and averages several."""
 
 import dataclasses
 import functools
@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, without_moments
-from groundup.checkpoint.native.load import Group, group_names
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, dtype_name, without_moments
+from groundup.checkpoint.native.contents import read_groups
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import CheckpointError
 
 _NOT_COMPARED = "random"
@@ -22,11 +23,10 @@ class Difference:
     Attributes:
         group: "model", "optimizer", ...
         name: Of the tensor.
-        problem: It is missing, or of another shape or dtype; empty where the values can be compared, or
-            are compared all the same.
-        largest: Absolute difference of values, at most; infinite where one is not finite and the other is.
-        num_different: Values that differ in any bit but the sign of zero.
-        size: Values.
+        problem: That it is missing, or of another shape or dtype; empty otherwise.
+        largest: Largest absolute difference of values; infinite where one is not finite and the other is.
+        num_different: Number of values that differ in any bit but the sign of zero.
+        size: Number of values that were compared.
     """
 
     group: str
@@ -38,16 +38,16 @@ class Difference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether there is none."""
+        """Tells whether the tensors are equal."""
         return not self.problem and not self.num_different
 
     @property
     def rank(self) -> float:
-        """The larger, the more it matters."""
+        """Returns the order in which differences are shown, the largest first."""
         return self.largest if self.size else float("inf")
 
     def describe(self) -> str:
-        """In a few words."""
+        """Returns the difference in a few words."""
         if self.is_equal:
             return "equal"
         values = (
@@ -58,10 +58,10 @@ class Difference:
 
 def compare(first: Path, second: Path) -> Iterator[Difference]:
     """Compares all tensors of two checkpoints, two at a time in memory."""
-    groups = sorted({*group_names(first), *group_names(second)} - {_NOT_COMPARED})
+    groups = sorted({*read_groups(first), *read_groups(second)} - {_NOT_COMPARED})
     for group in groups:
         one, other = (
-            Group(folder, group) if group in group_names(folder) else None for folder in (first, second)
+            TensorGroup(folder, group) if group in read_groups(folder) else None for folder in (first, second)
         )
         for name in sorted({*(one or ()), *(other or ())}):
             if one is None or name not in one:
@@ -76,7 +76,7 @@ def compare(first: Path, second: Path) -> Iterator[Difference]:
 
 
 def mean_of(models: Sequence[LazyModel]) -> LazyModel:
-    """The mean of the weights of models, computed in fp64 when a weight is read; without moments.
+    """Returns the mean of the weights of models, computed in fp64 when a weight is read; without moments.
 
     Raises:
         CheckpointError: They differ in architecture or tokenizer.
@@ -102,7 +102,7 @@ def mean_of(models: Sequence[LazyModel]) -> LazyModel:
 
 
 def _difference(group: str, name: str, one: Tensor, other: Tensor) -> Difference:
-    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in (one, other)]
+    dtypes = [dtype_name(tensor.dtype) for tensor in (one, other)]
     different = (one != other) & ~(one.isnan() & other.isnan())
     largest = 0.0
     if different.any():

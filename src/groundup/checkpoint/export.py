@@ -1,23 +1,57 @@
-"""Folders that a conversion writes: whole or absent, and never in place of what is not an export."""
+"""Folders that a conversion writes: whole or absent, and never in place of anything but an earlier export."""
 
 import contextlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+import dataclasses
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from safetensors import SafetensorError
 
+from groundup import __version__
 from groundup.checkpoint.lazy import LazyModel
+from groundup.core.config_class import Positive, config
 from groundup.core.errors import CheckpointError, MachineError
-from groundup.core.files import fsync_dir, fsync_file, require_free_space
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.files import atomic_folder, require_free_space
+from groundup.core.manifest import FileRecord, describe_files, read_manifest, write_manifest
 
 MANIFEST = "groundup_export.json"
 
 Check = Callable[[Path], None]
 """Looks at a finished folder before it gets its name; what it raises leaves nothing of it behind."""
+
+
+@config
+class ExportAbout:
+    """What was written.
+
+    Attributes:
+        format: Name of the format.
+        dtype: Of the weights; None for Megatron-LM, which may hold several.
+        tp: Degree of tensor parallelism of a checkpoint of Megatron-LM.
+        pp: Its pipeline stages.
+        naming: How its parameters are named.
+    """
+
+    format: str
+    dtype: str | None = None
+    tp: Positive | None = None
+    pp: Positive | None = None
+    naming: str | None = None
+
+
+@config
+class ExportManifest:
+    """Manifest of a folder that a conversion wrote."""
+
+    kind: Literal["export"] = "export"
+    fingerprint: str = ""
+    inputs: dict[str, str]
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord]
+    about: ExportAbout
+    format_version: Literal[1] = 1
+    groundup_version: str = __version__
 
 
 @contextlib.contextmanager
@@ -26,7 +60,7 @@ def export_folder(
     stored: LazyModel,
     *,
     size_bytes: int,
-    about: Mapping[str, Any],
+    about: ExportAbout,
     check: Check | None = None,
 ) -> Iterator[Path]:
     """A temporary folder to fill, which then gets its manifest and its name.
@@ -52,43 +86,21 @@ def export_folder(
         )
     require_free_space(folder.parent, size_bytes + (16 << 20), "the converted model")
     try:
-        with temporary_beside(folder) as temporary:
-            temporary.mkdir(parents=True)
+        with atomic_folder(folder) as temporary:
             yield temporary
             names = sorted(
                 str(path.relative_to(temporary)) for path in temporary.rglob("*") if path.is_file()
             )
-            Manifest(
-                kind="export",
+            manifest = ExportManifest(
                 inputs={"source": str(stored.source), "tokenizer": stored.tokenizer.fingerprint},
                 files=describe_files(temporary, names),
-                about=dict(about),
-            ).write(temporary / MANIFEST)
-            for name in (*names, MANIFEST):
-                fsync_file(temporary / name)
+                about=about,
+            )
+            write_manifest(temporary / MANIFEST, manifest)
             if check:
                 check(temporary)
-            _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
         raise MachineError(f"the export could not be written ({error})", where=folder) from error
-
-
-@contextlib.contextmanager
-def temporary_beside(folder: Path) -> Iterator[Path]:
-    """The path of a temporary folder, from which to rename to ``folder``.
-
-    Afterwards it is gone, and if ``folder`` was not written, the folders that were made to hold it are too.
-    """
-    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not folder.exists():
-            with contextlib.suppress(OSError):  # another process has put something there
-                for parent in missing:
-                    parent.rmdir()
 
 
 def _require_replaceable(folder: Path) -> None:
@@ -97,28 +109,10 @@ def _require_replaceable(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.is_dir() and (folder / MANIFEST).is_file():
-        Manifest.read(folder / MANIFEST, "export")
+        read_manifest(folder / MANIFEST, ExportManifest)
         return
     raise CheckpointError(
         "is not empty and is not an earlier export, so it is not overwritten",
         where=folder,
         fix="Name a new folder.",
     )
-
-
-def _put_in_place(temporary: Path, folder: Path) -> None:
-    """Renames the finished folder onto its name; an earlier export is removed only after that."""
-    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
-    fsync_dir(temporary)
-    replaced = folder.exists()
-    if replaced:
-        folder.rename(old)
-    try:
-        temporary.rename(folder)
-    except OSError:
-        if replaced:
-            old.rename(folder)
-        raise
-    fsync_dir(folder.parent)
-    if replaced:
-        shutil.rmtree(old)

@@ -1,43 +1,31 @@
-"""A model as it lies on a disk: its tensors are read one at a time, when they are asked for.
+"""Models on a disk, whose tensors are read one at a time, and models in memory.
 
-Conversions go through this form, whatever the formats, so that they need the memory of a few tensors
-and not of a model.
+Conversions work on the former, whatever the formats, so that they need the memory of a few tensors.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.loaded_model import LoadedModel
-from groundup.checkpoint.vocab_padding import logical, logical_weights, misfits, physical
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, logical_weights, pad
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig, build_model
-from groundup.models.gpt2 import GPT2Config
 from groundup.tokens.tokenizer.base import Tokenizer
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
-_DTYPES: Mapping[DtypeName, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
+_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyTensor:
-    """A tensor that is not in memory.
-
-    Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        read: Brings it to memory, on the CPU.
-    """
+    """A tensor on disk; ``read`` brings it to memory, on the CPU."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -45,24 +33,24 @@ class LazyTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its values."""
+        """Returns the bytes of its values."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyModel:
-    """A model on a disk with all that belongs to it.
+    """A model on disk with all that belongs to it.
 
     Attributes:
         config: The architecture.
         weights: Logical tensors by our names: whole, at the true vocabulary, a tied head once.
         tokenizer: What its token ids mean.
-        source: The folder.
+        source: The folder it is read from.
         moments: "parameter name/entry" -> logical tensor of the optimizer; empty where there are none.
-        step: Of the training; 0 when unknown.
+        step: Training step; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
         bos_ids: Ids that stand before every prompt.
-        companions: Chat template, settings of generation and other files beside it.
+        companions: Chat template, generation settings and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
         optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
     """
@@ -80,10 +68,9 @@ class LazyModel:
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuses weights that are not the config's, and a tokenizer with more ids than the model."""
-        shapes = {name: tensor.shape for name, tensor in self.weights.items()}
-        if problems := misfits(parameters_on_meta(self.config), self.config, shapes):
-            raise CheckpointError(f"does not fit its config: {problems}", where=self.source)
+        """Refuses weights that do not fit the config, and a tokenizer with more ids than the model."""
+        if mismatch := find_mismatch(logical_shapes(self.config), self.shapes):
+            raise CheckpointError(f"does not fit its config: {mismatch}", where=self.source)
         if self.tokenizer.vocab_size > self.config.vocab_size:
             raise CheckpointError(
                 f"its tokenizer has {self.tokenizer.vocab_size:,} ids,"
@@ -92,40 +79,69 @@ class LazyModel:
                 fix="Name the model's own tokenizer.",
             )
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Returns the shape of each weight."""
+        return {name: tensor.shape for name, tensor in self.weights.items()}
+
+    def read_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Reads the weights, one at a time in memory."""
+        return ((name, tensor.read()) for name, tensor in self.weights.items())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model in memory, ready for use.
+
+    Attributes:
+        config: The architecture.
+        model: In evaluation mode, weights in fp32, on the device that was asked for.
+        tokenizer: What its token ids mean.
+        source: The folder it was read from.
+        bos_ids: Ids that stand before every prompt (the begin token of many Llamas); none for
+            models trained here.
+        companions: Chat template, generation settings and other files beside it.
+    """
+
+    config: ModelConfig
+    model: nn.Module
+    tokenizer: Tokenizer
+    source: Path
+    bos_ids: tuple[int, ...] = ()
+    companions: Companions = dataclasses.field(default_factory=Companions)
+
+    @property
+    def bos_id(self) -> int:
+        """Returns the id that begins a text without a prompt: the begin token, or the end of a document."""
+        return self.bos_ids[0] if self.bos_ids else self.tokenizer.end_of_document_id
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """Returns the ids that end a text: the end of a document, and those of the generation settings."""
+        return frozenset({self.tokenizer.end_of_document_id, *self.companions.end_ids})
+
 
 def torch_dtype(name: DtypeName) -> torch.dtype:
-    """The dtype of a name."""
-    return _DTYPES[name]
+    """Returns the dtype of a name."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-def parameters_on_meta(config: ModelConfig) -> dict[str, Tensor]:
-    """The model's parameters, without memory."""
-    return dict(build_model(config, device="meta").named_parameters())
-
-
-def logical_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of each parameter at the true vocabulary."""
-    return {
-        name: tuple(logical(name, tensor, config).shape)
-        for name, tensor in parameters_on_meta(config).items()
-    }
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name of a dtype without its module: "float32"."""
+    return str(dtype).removeprefix("torch.")
 
 
 def in_memory(tensor: Tensor) -> LazyTensor:
-    """A tensor that is in memory already."""
-    return LazyTensor(shape=tuple(tensor.shape), dtype=tensor.dtype, read=lambda: tensor)
+    """Wraps a tensor that is in memory already; one on a GPU comes to the CPU when it is read."""
+    return LazyTensor(shape=tuple(tensor.shape), dtype=tensor.dtype, read=tensor.cpu)
 
 
-def stored_of(loaded: LoadedModel) -> LazyModel:
-    """A model that is in memory, as one that could be on a disk."""
+def as_lazy(loaded: LoadedModel) -> LazyModel:
+    """Wraps a model that is in memory as one that could be on a disk."""
     weights = logical_weights(loaded.model, loaded.config)
     return LazyModel(
-        config=loaded.config,
-        weights={name: in_memory(tensor.to("cpu")) for name, tensor in weights.items()},
-        tokenizer=loaded.tokenizer,
-        source=loaded.source,
-        bos_ids=loaded.bos_ids,
-        companions=loaded.companions,
+        weights={name: in_memory(tensor) for name, tensor in weights.items()}, **_shared_fields(loaded)
     )
 
 
@@ -134,19 +150,12 @@ def load(stored: LazyModel, *, device: torch.device | str) -> LoadedModel:
     model = build_model(stored.config, device=device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(physical(name, stored.weights[name].read(), stored.config))
-    return LoadedModel(
-        config=stored.config,
-        model=model.eval(),
-        tokenizer=stored.tokenizer,
-        source=stored.source,
-        bos_ids=stored.bos_ids,
-        companions=stored.companions,
-    )
+            parameter.copy_(pad(name, stored.weights[name].read(), stored.config))
+    return LoadedModel(model=model.eval(), **_shared_fields(stored))
 
 
 def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
-    """The model with its weights rounded to a dtype as they are read; moments stay as they are.
+    """Returns the model with its weights rounded to a dtype as they are read; moments stay as they are.
 
     Reading raises a CheckpointError where a weight is not finite or does not fit the dtype.
     """
@@ -160,20 +169,46 @@ def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
 
 
 def without_moments(stored: LazyModel) -> LazyModel:
-    """The weights alone."""
+    """Returns the weights alone."""
     return dataclasses.replace(stored, moments={})
 
 
-def with_biases(stored: LazyModel) -> LazyModel:
-    """The same model with biases, for formats that know no other: a GPT-2 without gets zeros."""
-    if not isinstance(stored.config, GPT2Config) or stored.config.bias:
-        return stored
-    config = dataclasses.replace(stored.config, bias=True)
-    weights = {
-        name: stored.weights.get(name) or in_memory(torch.zeros(shape, dtype=_dtype_of(stored)))
-        for name, shape in logical_shapes(config).items()
-    }
-    return dataclasses.replace(stored, config=config, weights=weights)
+def require_finite(weights: Iterable[tuple[str, Tensor]], where: Path) -> None:
+    """Refuses weights of which some numbers are NaN or infinite.
+
+    Raises:
+        CheckpointError: Names the first such weights.
+    """
+    found = []
+    for name, tensor in weights:
+        # The sum tells at once, unless it overflows.
+        if not torch.isfinite(tensor.detach().sum()) and (count := int((~torch.isfinite(tensor)).sum())):
+            found.append(f"{count:,} of {tensor.numel():,} in {name}")
+    if found:
+        more = f", and of {len(found) - _SHOWN} more weights" if len(found) > _SHOWN else ""
+        raise CheckpointError(
+            f"numbers that are not finite: {', '.join(found[:_SHOWN])}{more}",
+            where=where,
+            fix="It is damaged, or its training went wrong before it was saved: take an earlier checkpoint.",
+        )
+
+
+def require_finite_loss(loss: float, loaded: LoadedModel) -> None:
+    """Refuses to give a figure that was computed from a loss that is not finite.
+
+    Raises:
+        CheckpointError: The loss is NaN or infinite.
+    """
+    if not math.isfinite(loss):
+        raise CheckpointError(
+            f"its loss is {loss}, though its weights are finite: numbers overflow while it computes",
+            where=loaded.source,
+            fix="Measure with --precision fp32, or take an earlier checkpoint.",
+        )
+
+
+def _shared_fields(model: LazyModel | LoadedModel) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in ("config", "tokenizer", "source", "bos_ids", "companions")}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,12 +225,8 @@ class _Rounded:
             fits = not original.isfinite().all()
             reason = "has values that are not finite in" if fits else "does not fit"
             raise CheckpointError(
-                f"{self.name} {reason} {str(self.dtype).removeprefix('torch.')}",
+                f"{self.name} {reason} {dtype_name(self.dtype)}",
                 where=self.where,
                 fix="Convert an earlier checkpoint." if fits else "Convert as float32 or bfloat16.",
             )
         return rounded
-
-
-def _dtype_of(stored: LazyModel) -> torch.dtype:
-    return next(iter(stored.weights.values())).dtype

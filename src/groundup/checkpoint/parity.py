@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
-from groundup.checkpoint.lazy import LazyModel
-from groundup.checkpoint.loaded_model import LoadedModel
-from groundup.checkpoint.vocab_padding import physical
+from groundup.checkpoint.lazy import LazyModel, LoadedModel
+from groundup.checkpoint.logical_tensors import pad
 from groundup.models import build_model, lm_head
 
 TOLERANCE = 1e-5
@@ -164,7 +163,7 @@ class _Reading:
     def __call__(self, part: nn.Module, _: Any) -> None:
         for path, _meta in list(part.named_parameters()):
             name = f"{self.name}.{path}"
-            tensor = physical(name, self.stored.weights[name].read().float(), self.stored.config)
+            tensor = pad(name, self.stored.weights[name].read().float(), self.stored.config)
             owner, _dot, attribute = path.rpartition(".")
             setattr(part.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))
 

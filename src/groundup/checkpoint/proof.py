@@ -1,11 +1,10 @@
-"""The proof that a written model is the model that was read, taken before the folder gets its name."""
+"""Proves that a written model is the model that was read, before the folder gets its name."""
 
 import dataclasses
 from pathlib import Path
 
-from groundup.checkpoint.finite import require_finite, weights_of
 from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.lazy import LazyModel
+from groundup.checkpoint.lazy import LazyModel, require_finite
 from groundup.checkpoint.parity import TOLERANCE, Parity, compare_stored
 from groundup.core.errors import CheckpointError
 
@@ -18,10 +17,10 @@ class Proof:
         source: The model that was read.
         stored: The same as it was to be written: perhaps rounded.
         out: The name that the folder is to get.
-        keeps_masters: Whether the format keeps the weights in fp32 beside 16-bit ones, with moments.
+        keeps_masters: Whether the format keeps the weights in fp32 beside 16-bit ones, with optimizer state.
         parity: With what was to be written; set by the call.
         rounding: With the source, where weights were rounded; set by the call.
-        has_moments: Whether moments came back; set by the call.
+        has_moments: Whether the optimizer's state came back; set by the call.
     """
 
     source: LazyModel
@@ -47,7 +46,7 @@ class Proof:
         self.has_moments = bool(reopened.moments)
         self.parity = compare_stored(self.source if self.is_exact else self.stored, reopened)
         if not self.parity.is_finite:
-            require_finite(weights_of(self.source), self.source.source)
+            require_finite(self.source.read_weights(), self.source.source)
             raise CheckpointError(
                 "its logits are not finite, though its weights are: a model so large in its numbers cannot be"
                 " compared with what would be written",

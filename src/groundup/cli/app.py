@@ -2,12 +2,14 @@
 
 import importlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, UnknownOptionError
 
 from groundup import __version__
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, MachineError
+from groundup.core.files import DISK_IS_FULL
 
 _HELP = """Pretrain GPT-class language models from the ground up.
 
@@ -41,31 +43,35 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _refusal(error: CycloptsError, arguments: Sequence[str]) -> ConfigError:
-    """A command line that is wrong, in the words of every other error."""
+    """Turns the error of a wrong command line into one in the form of every other error."""
     error.verbose = False
     chain = list(error.command_chain or ())
     what = str(error).partition(" Available commands:")[0]  # a cut list of them
     fix = f"See `{' '.join(['groundup', *chain])} --help`."
-    takes_settings = error.target and "overrides" in inspect.signature(error.target).parameters
+    parameters = inspect.signature(error.target).parameters if error.target else {}
     if "Did you mean" in what:
         fix = ""
-    elif isinstance(error, UnknownOptionError) and takes_settings:
-        fix = _as_setting(error.token.keyword or error.token.value, arguments)
+    elif isinstance(error, UnknownOptionError) and "overrides" in parameters:
+        setting = _as_setting(error.token.keyword or error.token.value, arguments)
+        fix = f"Settings of the training are written as {setting}, without dashes."
+    elif isinstance(error, UnknownOptionError) and "options" in parameters:
+        setting = _as_setting(error.token.keyword or error.token.value, arguments)
+        fix = f"Options of a task are written as TASK.{setting}, without dashes."
     return ConfigError(what[:1].lower() + what[1:], where=" ".join(chain) or "command line", fix=fix)
 
 
 def _as_setting(flag: str, arguments: Sequence[str]) -> str:
-    """What to write instead of ``--num-steps 5``."""
+    """Returns what to write instead of ``--num-steps 5``."""
     given = next(argument for argument in arguments if argument.startswith(flag))
     _, _, value = given.partition("=")
     after = [*arguments, ""][list(arguments).index(given) + 1]
     value = value or ("" if after.startswith("-") else after) or "VALUE"
     name = flag.partition("=")[0].lstrip("-").replace("-", "_")
-    return f"Settings of the training are written as {name}={value}, without dashes."
+    return f"{name}={value}"
 
 
 def build_app(*, listing: bool = False) -> App:
-    """The tree of verbs.
+    """Builds the tree of verbs.
 
     Args:
         listing: Import every verb's module, for the first line of its help; else only the one that is used.
@@ -88,12 +94,12 @@ def build_app(*, listing: bool = False) -> App:
         "tokens build": "tokens:build",
         "tokens inspect": "tokens_files:inspect",
         "tokens verify": "tokens_files:verify",
-        "tokens merge": "tokens_files:merge",
-        "tokens fetch": "tokens_fetch:fetch",
+        "tokens merge": "tokens:merge",
+        "tokens fetch": "tokens:fetch",
         "tokens plan": "tokens_plan:plan",
         "tokens trace": "tokens_plan:trace",
         "train": "train:train",
-        "finetune": "finetune:finetune",
+        "finetune": "train:finetune",
         "replay": "replay:replay",
         "verify parallel": "verify:parallel",
         "verify resume": "verify:resume",
@@ -121,3 +127,51 @@ def build_app(*, listing: bool = False) -> App:
         verb = getattr(importlib.import_module(module), function) if listing else f"{module}:{function}"
         owner.command(verb, name=name)
     return app
+
+
+def refused_by_system(error: OSError, arguments: Sequence[str]) -> MachineError | None:
+    """Turns an error over a file that cannot be read, made or written into one that names its setting.
+
+    Args:
+        error: Of the operating system.
+        arguments: The command line, in which the setting is looked for.
+
+    Returns:
+        None where the error is not about a file: then it is a bug of groundup.
+    """
+    is_full = error.errno in DISK_IS_FULL
+    if not is_full and not isinstance(error.filename, str):
+        return None
+    path = str(error.filename or "")
+    words = [word for word in (_setting_of(path, arguments), path) if word]
+    return MachineError(
+        f"{'the disk is full' if is_full else 'the system refuses this path'} ({error.strerror})",
+        where=": ".join(dict.fromkeys(words)),
+        fix="Free some space, or write elsewhere." if is_full else "Check the path, and who may use it.",
+    )
+
+
+def _setting_of(path: str, arguments: Sequence[str]) -> str:
+    """Finds the flag or key whose value is the path, or a folder or the beginning of a name above it."""
+    of_value = {value: name for name, value in _settings(arguments) if value}
+    found = [value for value in of_value if path and _is_made_from(Path(path), Path(value))]
+    return of_value[max(found, key=len)] if found else ""
+
+
+def _settings(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields name and value of ``--out DIR``, ``--out=DIR`` and ``run_dir=DIR``; a lone path has no name."""
+    flag = ""
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if equals:
+            yield name, value
+        elif not argument.startswith("-"):
+            yield flag, argument
+        flag = argument if argument.startswith("-") and not equals else ""
+
+
+def _is_made_from(path: Path, given: Path) -> bool:
+    """Tells whether a path is the given one, above or inside it, or a sibling whose name begins with its."""
+    path, given = path.absolute(), given.absolute()
+    begins_alike = path.parent == given.parent and path.name.lstrip(".").startswith(given.name)
+    return path == given or path in given.parents or given in path.parents or begins_alike

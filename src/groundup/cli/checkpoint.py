@@ -1,4 +1,4 @@
-"""``groundup checkpoint``: native checkpoints looked at, checked, compared, pruned."""
+"""``groundup checkpoint``: list, show, check, compare and prune native checkpoints."""
 
 import contextlib
 import datetime
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 
+from groundup.cli.options import Switch
+from groundup.cli.printing import folder_bytes, human_bytes, print_rows
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.progress import Progress
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN = 12
 
 
-def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
+def ls(run: Path, *, quick: Switch = False) -> None:
     """List the checkpoints of a run, the newest last: step, time, size, and whether each is whole.
 
     For example:
@@ -29,30 +31,35 @@ def ls(run: Path, *, quick: Annotated[bool, cyclopts.Parameter(negative="")] = F
         quick: Do not read the files, which takes a while for large ones: only see that all are there with
             their sizes.
     """
-    from groundup.checkpoint.native import store
-    from groundup.checkpoint.native.contents import read_manifest
+    from groundup.checkpoint.native.contents import read_checkpoint_manifest
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        find_missing,
+        list_checkpoints,
+    )
 
-    folders = store.list_checkpoints(_checkpoints_dir(run))
+    folders = list_checkpoints(_checkpoints_dir(run))
     if not folders:
         raise CheckpointError(
             "holds no checkpoints", where=run, fix="Name a run folder of `groundup train`, or convert to one."
         )
     print(f"{'checkpoint':<14}  {'written':<19}  {'size':>9}  {'files':>5}  {'tokens':>15}  state")
     for folder in folders:
-        reason = store.verify_sizes(folder) if quick else store.verify(folder)
+        reason = find_missing(folder) if quick else find_damage(folder)
         written = datetime.datetime.fromtimestamp(folder.stat().st_mtime).isoformat(" ", "seconds")
+        size = human_bytes(folder_bytes(folder))
         tokens, num_files = "", ""
         if not reason:
-            manifest = read_manifest(folder)
-            tokens, num_files = f"{manifest.counts.get('tokens', 0):,}", str(len(manifest.files))
+            manifest = read_checkpoint_manifest(folder)
+            tokens, num_files = f"{manifest.counts.tokens:,}", str(len(manifest.files))
         print(
-            f"{folder.name:<14}  {written:<19}  {size(total(folder)):>9}  {num_files:>5}  {tokens:>15}"
+            f"{folder.name:<14}  {written:<19}  {size:>9}  {num_files:>5}  {tokens:>15}"
             f"  {reason or ('all files there, not read' if quick else 'whole')}",
             flush=True,
         )
 
 
-def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")] = False) -> None:
+def show(path: Path, *, tensors: Switch = False) -> None:
     """Show what a checkpoint holds: architecture, progress, layout that saved it, tensors by group.
 
     For example:
@@ -64,46 +71,52 @@ def show(path: Path, *, tensors: Annotated[bool, cyclopts.Parameter(negative="")
         path: A checkpoint, or a run folder for its newest sound one.
         tensors: List every tensor with its dtype, shape and the files that hold it.
     """
-    from groundup.checkpoint.native import store
-    from groundup.checkpoint.native.contents import read_manifest
-    from groundup.checkpoint.native.load import Group, group_names
+    from groundup.checkpoint.lazy import dtype_name
+    from groundup.checkpoint.native.contents import read_checkpoint_manifest, read_groups
+    from groundup.checkpoint.native.folder import (
+        resolve_checkpoint,
+    )
+    from groundup.checkpoint.native.load import TensorGroup
+    from groundup.core.config import to_dict
 
-    folder = store.resolve(path)
-    manifest = read_manifest(folder)
-    config = manifest.about["config"]
+    folder = resolve_checkpoint(path)
+    manifest = read_checkpoint_manifest(folder)
+    config = manifest.about.config
     rows = [
         ("checkpoint", str(folder)),
         ("model", _value(config["model"])),
-        *((key.replace("_", " "), _value(value)) for key, value in manifest.counts.items()),
-        ("data", manifest.about.get("data") or "unknown"),
-        ("tokenizer", manifest.about["tokenizer"]),
+        *(
+            (key.replace("_", " "), _value(value))
+            for key, value in to_dict(manifest.counts).items()
+            if value is not None
+        ),
+        ("data", manifest.about.data or "unknown"),
+        ("tokenizer", manifest.about.tokenizer),
         (
             "written by",
-            f"groundup {manifest.groundup_version}, torch {manifest.about.get('torch', 'unknown')}",
+            f"groundup {manifest.groundup_version}, torch {manifest.about.torch}",
         ),
     ]
     if layout := config.get("layout"):
         rows.append(("layout", _value({key: value for key, value in layout.items() if key != "pipeline"})))
-    groups = [Group(folder, name) for name in group_names(folder)]
+    groups = [TensorGroup(folder, name) for name in read_groups(folder)]
     for group in groups:
-        num_files = len({part.file for entry in group.values() for part in entry.parts})
+        num_files = len({part.file for entry in group.values() for part in entry.chunks})
         numbers = sum(math.prod(entry.shape) for entry in group.values())
-        dtypes = sorted({str(entry.dtype).removeprefix("torch.") for entry in group.values()})
+        dtypes = sorted({dtype_name(entry.dtype) for entry in group.values()})
         rows.append(
             (
                 group.name,
                 f"{len(group):,} tensors, {numbers:,} numbers in {' and '.join(dtypes) or 'no dtype'},"
-                f" {size(group.size_bytes)} in {num_files} files",
+                f" {human_bytes(group.size_bytes)} in {num_files} files",
             )
         )
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {value}")
+    print_rows(rows)
     if tensors:
         for group in groups:
             print(f"\n{group.name}")
             for name, entry in group.items():
-                files = ", ".join(part.file.name for part in entry.parts)
+                files = ", ".join(part.file.name for part in entry.chunks)
                 print(f"  {name}  {str(entry.dtype).removeprefix('torch.')} {list(entry.shape)}  {files}")
 
 
@@ -120,14 +133,18 @@ def verify(path: Path) -> None:
     Args:
         path: A checkpoint, or a run folder.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        is_checkpoint,
+        list_checkpoints,
+    )
 
-    folders = [path] if store.is_checkpoint(path) else store.list_checkpoints(_checkpoints_dir(path))
+    folders = [path] if is_checkpoint(path) else list_checkpoints(_checkpoints_dir(path))
     if not folders:
         raise CheckpointError("holds no checkpoints", where=path, fix="Name a run folder or a checkpoint.")
     damaged = []
     for folder in folders:
-        reason = store.verify(folder)
+        reason = find_damage(folder)
         print(f"{folder}: {reason or 'sound'}", flush=True)
         if reason:
             damaged.append(folder.name)
@@ -160,11 +177,13 @@ def diff(
         all_tensors: Also list the tensors that are equal, and all that are not.
     """
     from groundup.checkpoint.compare import compare
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        resolve_checkpoint,
+    )
 
     differences = []
     num_tensors = 0
-    folders = store.resolve(first), store.resolve(second)
+    folders = resolve_checkpoint(first), resolve_checkpoint(second)
     with Progress("comparing", 0, "tensors") as progress:
         for found in compare(*folders):
             num_tensors += 1
@@ -191,7 +210,7 @@ def prune(
     *,
     keep_last: int = 1,
     keep_every: int = 0,
-    dry_run: Annotated[bool, cyclopts.Parameter(negative="")] = False,
+    dry_run: Switch = False,
 ) -> None:
     """Remove old checkpoints of a run; damaged ones do not count as kept, and are left for you to remove.
 
@@ -206,7 +225,9 @@ def prune(
         keep_every: Those of steps that this divides stay too; 0 for none.
         dry_run: Only say what would go.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        list_checkpoints,
+    )
     from groundup.checkpoint.native.pruning import Keep
     from groundup.core.folder_lock import locked_folder
 
@@ -217,48 +238,36 @@ def prune(
         if not dry_run:
             run_dir = checkpoints.parent if checkpoints.name == "checkpoints" else checkpoints
             stack.enter_context(locked_folder(run_dir, doing="removing checkpoints"))
-        _prune(
-            run, store.list_checkpoints(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run
-        )
+        _prune(run, list_checkpoints(checkpoints), Keep(last=keep_last, every=keep_every), dry_run=dry_run)
 
 
 def _prune(run: Path, folders: list[Path], keep: "Keep", *, dry_run: bool) -> None:
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import (
+        find_damage,
+        point_latest,
+        remove_checkpoint,
+    )
 
-    found = keep.sort(folders, store.verify)
+    found = keep.sort(folders, find_damage)
     for folder, reason in sorted(found.damaged.items()):
         print(f"left, damaged: {folder} ({reason})")
     if not found.kept:
         raise CheckpointError("holds no sound checkpoint, so none is removed", where=run)
     freed = 0
     for folder in reversed(found.superfluous):
-        freed += total(folder)
+        freed += folder_bytes(folder)
         print(f"{'would remove' if dry_run else 'removed'} {folder}")
         if not dry_run:
-            store.remove(folder)
+            remove_checkpoint(folder)
     if not dry_run:
-        store.point_latest(found.kept[0])
-    print(f"{size(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
+        point_latest(found.kept[0])
+    print(f"{human_bytes(freed)} {'would be ' if dry_run else ''}freed, {len(found.kept)} checkpoints stay")
 
 
 def _checkpoints_dir(path: Path) -> Path:
     if not path.is_dir():
         raise CheckpointError("no such folder", where=path, fix="Check the path.")
     return path / "checkpoints" if (path / "checkpoints").is_dir() else path
-
-
-def total(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def size(size_bytes: float) -> str:
-    """Bytes for people to read."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
 
 
 def _value(value: object) -> str:

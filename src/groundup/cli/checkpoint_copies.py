@@ -1,9 +1,9 @@
-"""``groundup checkpoint``: other checkpoints made of native ones, and copies in object storage."""
+"""``groundup checkpoint``: slim and average native checkpoints, and copy them to and from object storage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from groundup.cli.checkpoint import size, total
+from groundup.cli.printing import folder_bytes, human_bytes
 from groundup.core.errors import ConfigError
 from groundup.core.progress import Progress
 
@@ -28,7 +28,7 @@ def slim(path: Path, out: Path) -> None:
     stored = without_moments(open_native(path))
     with Progress("writing", _weight_bytes(stored), "B") as progress:
         folder = write_native(stored, out, on_write=progress.add)
-    sizes = f"{size(total(folder))} of {size(total(stored.source))}"
+    sizes = f"{human_bytes(folder_bytes(folder))} of {human_bytes(folder_bytes(stored.source))}"
     print(f"{folder}: {len(stored.weights):,} tensors, {sizes}")
 
 
@@ -70,10 +70,10 @@ def push(path: Path, url: str) -> None:
         path: A checkpoint, or a run folder for its newest sound one.
         url: Of the folder that it is put into.
     """
-    from groundup.checkpoint.native import store
+    from groundup.checkpoint.native.folder import resolve_checkpoint
     from groundup.checkpoint.remote import push as upload
 
-    folder = store.resolve(path)
+    folder = resolve_checkpoint(path)
     with Progress("uploading", 0, "B") as progress:
         target = upload(folder, url, progress)
     print(f"{target}: complete")

@@ -1,22 +1,28 @@
 """``groundup convert``."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from groundup.checkpoint.formats import FORMATS
+
 if TYPE_CHECKING:
+    FormatName = str
     from groundup.checkpoint.lazy import LazyModel
     from groundup.checkpoint.parity import Parity
     from groundup.checkpoint.proof import Proof
+else:
+    FormatName = Literal[*(entry.name for entry in FORMATS)]
+
+_TO = f"The format: {'; '.join(f'{entry.name}, {entry.about}' for entry in FORMATS)}."
 
 
 def convert(
     path: Path,
     out: Path,
     *,
-    to: Literal["native", "hf", "megatron"],
+    to: Annotated[FormatName, Parameter(help=_TO)],
     dtype: Literal["source", "float32", "bfloat16", "float16"] = "source",
     tp: int = 1,
     pp: int = 1,
@@ -29,8 +35,8 @@ def convert(
 ) -> None:
     """Write a model in another format, and prove that it is the same model.
 
-    Reads run folders and checkpoints of groundup, Hugging Face folders (safetensors or .bin) and
-    Megatron-LM's checkpoints: of any version and parallelism, with old or new names; nothing in them is
+    Reads run folders and checkpoints of groundup, Hugging Face folders (safetensors or .bin), Megatron-LM's
+    checkpoints, of any version and parallelism, with old or new names, and nanoGPT's; nothing in them is
     run. Weights pass one tensor at a time, so that no model is too large for the memory. Before it gets its
     name, the result is read back and compared with the original: logits in fp32, perplexity of a short
     text; a difference beyond 1e-5 of the largest logit is an error, which leaves nothing behind.
@@ -41,11 +47,12 @@ def convert(
         groundup convert runs/a/checkpoints/step_0001000 exported-bf16 --to hf --dtype bfloat16 --shards 5GB
         groundup convert checkpoints/gpt2_345m merged --to megatron --tokenizer gpt2
         groundup convert exported for-four-gpus --to megatron --tp 2 --pp 2 --names core
+        groundup convert out-shakespeare/ckpt.pt exported --to hf --tokenizer gpt2
 
     Args:
         path: The model.
         out: The folder to write: new, empty, or (but for native) an earlier export, which is replaced.
-        to: The format: a run folder of groundup, a Hugging Face folder, or checkpoints of Megatron-LM.
+        to: The format, by its name.
         dtype: Of the written weights; by default as they are. The 16-bit formats round fp32.
         tp: Tensor parallelism of the Megatron-LM that will read it.
         pp: Pipeline stages of the same.
@@ -55,50 +62,30 @@ def convert(
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
         moments: Keep the optimizer's state, from Megatron-LM or native to these (to the latter's legacy
             names, of AdamW).
-        ema: Write the average of the weights that a run with ema.decay keeps; without moments.
+        ema: Write the average of the weights that a run with ema.decay keeps; without optimizer state.
     """
-    from groundup.checkpoint.formats import open_lazy
-    from groundup.checkpoint.huggingface.shard_sizes import parse_sharding
-    from groundup.checkpoint.huggingface.weights import write_stored
+    from groundup.checkpoint.formats import format_named, open_lazy, require_effect
     from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments
-    from groundup.checkpoint.megatron.write import write_megatron
-    from groundup.checkpoint.native.model import write_native
     from groundup.checkpoint.proof import Proof
     from groundup.core.progress import Progress
 
-    _require_effect(to, tp=tp, pp=pp, names=names, shards=shards)
-    sharding = parse_sharding(shards)
-    source = open_lazy(
-        path,
-        tokenizer=tokenizer,
-        vocab_size=vocab_size,
-        moments=moments and to != "hf",
-        ema=ema,
-    )
+    written = format_named(to)
+    options = require_effect(written, {"tp": tp, "pp": pp, "names": names, "shards": shards})
+    moments = moments and written.keeps_optimizer and not ema
+    source = open_lazy(path, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments, ema=ema)
     if tokenizer is not None:
         _warn_of_another_tokenizer(source, tokenizer)
-    source = source if moments and to != "hf" and not ema else without_moments(source)
+    source = source if moments else without_moments(source)
     stored = source if dtype == "source" else in_dtype(source, torch_dtype(dtype))
     total = sum(tensor.size_bytes for tensor in (*stored.weights.values(), *stored.moments.values()))
-    proof = Proof(source=source, stored=stored, out=out, keeps_masters=to == "megatron")
+    proof = Proof(source=source, stored=stored, out=out, keeps_masters=written.keeps_masters)
+    if written.keeps_masters:
+        options["masters"] = source.weights
     with Progress(f"convert {path}", total, "B") as progress:
-        if to == "hf":
-            write_stored(stored, out, sharding=sharding, on_write=progress.add, check=proof)
-        elif to == "megatron":
-            write_megatron(
-                stored,
-                out,
-                tp=tp,
-                pp=pp,
-                naming=names,
-                masters=source.weights,
-                on_write=progress.add,
-                check=proof,
-            )
-        else:
-            write_native(stored, out, on_write=progress.add, check=proof)
+        written.codec.write(stored, out, on_write=progress.add, check=proof, **options)
     _report(proof, dtype)
-    _print_next(to, out, is_exact=proof.is_exact)
+    if next_step := written.codec.next_step(out, proof.is_exact):
+        print(f"Next: {next_step}")
 
 
 def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:
@@ -113,15 +100,6 @@ def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:
         )
 
 
-def _print_next(to: str, out: Path, *, is_exact: bool) -> None:
-    if to == "hf":
-        print(f"Next: transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
-    elif to == "native":
-        print(f"Next: groundup generate {shlex.quote(str(out))}")
-    elif is_exact:
-        print("Next: let Megatron-LM load it with --no-load-rng --override-opt_param-scheduler")
-
-
 def _report(proof: "Proof", dtype: str) -> None:
     stored, out = proof.stored, proof.out
     dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
@@ -134,25 +112,6 @@ def _report(proof: "Proof", dtype: str) -> None:
     print(f"parity: {_in_words(proof.parity)}")
     if proof.rounding:
         print(f"rounding to {dtype}: {_in_words(proof.rounding)}")
-
-
-def _require_effect(to: str, *, tp: int, pp: int, names: str, shards: str) -> None:
-    """Refuses settings that the format does not have."""
-    from groundup.core.errors import ConfigError
-
-    for flag, given, default, format_ in (
-        ("--tp", tp, 1, "megatron"),
-        ("--pp", pp, 1, "megatron"),
-        ("--names", names, "legacy", "megatron"),
-        ("--shards", shards, "1", "hf"),
-    ):
-        if given != default and to != format_:
-            raise ConfigError(
-                f"{flag} has no effect with --to {to}, only with --to {format_}", where="command line"
-            )
-    for flag, number in (("--tp", tp), ("--pp", pp)):
-        if number < 1:
-            raise ConfigError(f"{flag} is {number}, it must be 1 or more", where="command line")
 
 
 def _in_words(parity: "Parity") -> str:

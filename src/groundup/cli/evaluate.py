@@ -1,139 +1,96 @@
 """``groundup eval``."""
 
 import json as json_format
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-if TYPE_CHECKING:
-    from groundup.eval.tasks import Results
+from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions, Switch
+from groundup.core.errors import ConfigError
 
-_UNITS = {"loss": "  nats a token", "unigram_entropy": "  nats a token", "bits_per_byte": "  bits"}
+if TYPE_CHECKING:
+    from groundup.eval.tasks import EvaluationTask, Results
+
+_OPTION = re.compile(r"\w+(\.\w+)+=")
 
 
 def evaluate(
     path: Path,
-    *,
+    *options: str,
     data: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)],
-    tasks: Annotated[tuple[Literal["perplexity", "lambada"], ...], Parameter(consume_multiple=True)] = (
-        "perplexity",
-    ),
-    split_name: Literal["train", "validation", "test", "all"] | None = None,
-    split: str | None = None,
-    key: str | None = None,
-    sequence_length: int | None = None,
-    batch_size: int | None = None,
-    max_tokens: int | None = None,
+    tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("perplexity",),
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    ema: Annotated[bool, Parameter(negative="")] = False,
-    json: Annotated[bool, Parameter(negative="")] = False,
+    model: ModelOptions = MODEL_AS_IT_IS,
+    json: Switch = False,
 ) -> None:
     """Measure a model.
 
     `perplexity` predicts every token of the data from those before it, in windows that do not overlap,
     and prints the loss (nats a token), perplexity = exp(loss), bits per byte (comparable between
     tokenizers), and the data's unigram entropy: the loss of a model that only knows how often each
-    token occurs.
+    token occurs. Its options: split_name (train, validation, test or all, of token files), split (shares of
+    these over the documents, unless the names of the files tell their split; by default those of the run),
+    text_key (the JSON field that holds the text), sequence_length (tokens of a window; by default the
+    model's context), batch_size (changes speed and memory, not the result), max_tokens (predict only the
+    first so many).
 
     `lambada` predicts the last word of each passage, as LAMBADA asks; a word is right when each of its
-    tokens is the most probable one.
+    tokens is the most probable one. Its options: text_key, batch_size, limit (read only the first so
+    many passages).
 
     For example:
 
-        groundup eval runs/a --tasks perplexity --data data/tokens --split-name test
+        groundup eval runs/a --tasks perplexity --data data/tokens perplexity.split_name=test
 
         groundup eval exported --tasks perplexity --data wiki.test.raw --json
 
-        groundup eval exported --tasks lambada --data lambada_test.jsonl
+        groundup eval exported --tasks lambada --data lambada_test.jsonl lambada.limit=200
 
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
             Megatron-LM.
+        options: Options of the tasks, as task.option=value.
         data: Token files, as `groundup train` takes them: a prefix of .bin and .idx, a shard, a folder or
             quoted glob of these. Or texts: files, folders, globs (.txt, .jsonl, .gz, .zst).
-        tasks: What to measure.
-        split_name: Which split of token files; by default all of them.
-        split: Shares of train, validation and test over their documents, unless the names of
-            the files tell their split; by default those of the run.
-        key: The JSON field that holds the text; by default "text".
-        sequence_length: Tokens of a window; 0 (the default): the model's context.
-        batch_size: Windows or passages at a time; changes speed and memory, not the result.
-        max_tokens: Predict only the first so many tokens; 0 (the default): all.
+        tasks: What to measure, e.g. perplexity,lambada.
         precision: Format of the matrix products.
-        device: Where to compute; auto takes a GPU where there is one.
-        ema: Measure the average of the weights that a run with ema.decay keeps.
         json: Print one JSON object a task instead of a table.
     """
-    from groundup.checkpoint.formats import open_model
-    from groundup.core.errors import ConfigError
+    from groundup.core.config import to_dict
+    from groundup.eval.tasks import configured_tasks
     from groundup.parallel.device import choose_device, choose_precision
 
-    if split is not None and split_name in (None, "all"):
+    if stray := [word for word in options if "=" not in word]:
         raise ConfigError(
-            "--split has no effect on all documents", fix="Add --split-name train, validation or test."
+            f"{' '.join(stray)} is no option of a task",
+            where="command line",
+            fix="Write e.g. lambada.limit=200, and files behind --data.",
         )
-    where = choose_device(device)
-    loaded = open_model(path, device=where, ema=ema)
-    options = {
-        "split_name": split_name,
-        "split": split or (_split_of_run(loaded.source) if split_name not in (None, "all") else None),
-        "text_key": key,
-        "sequence_length": sequence_length,
-        "batch_size": batch_size,
-        "max_tokens": max_tokens,
-    }
-    for kind in tasks:
-        task = _task(kind, {name: value for name, value in options.items() if value is not None})
-        with choose_precision(precision, where).autocast():
-            results = task.measure(loaded, data)
+    # --data and --tasks take all words behind them, so that options may stand among theirs.
+    settings = [*options, *filter(_OPTION.match, (*map(str, data), *tasks))]
+    files = [item for item in data if not _OPTION.match(str(item))]
+    if not files:
+        raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
+    kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
+    chosen = configured_tasks(kinds, settings)
+    loaded = model.open(path)
+    for task in (task.for_model(loaded) for task in chosen):
+        with choose_precision(precision, choose_device(model.device)).autocast():
+            results = task.measure(loaded, files)
+        plain = to_dict(task)
+        kind = plain.pop("kind")
         if json:
-            about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in data]}
-            print(json_format.dumps({**about, "ema": ema, **_options_of(task), **results}))
+            about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in files]}
+            print(json_format.dumps({**about, "ema": model.ema, **plain, **results}))
         else:
-            print(f"{kind} of {loaded.source} on {', '.join(map(str, data))}")
-            _print_table(results)
+            print(f"{kind} of {loaded.source} on {', '.join(map(str, files))}")
+            _print_table(task, results)
 
 
-def _task(kind: str, options: dict[str, Any]) -> Any:
-    """The task of a kind; an option that it does not know is refused, by its flag."""
-    from groundup.core.config import config, from_dict
-    from groundup.core.errors import ConfigError
-    from groundup.eval.tasks import TASKS, Task
-
-    @config
-    class _Chosen:
-        task: Task
-
-    flags = {name: "--key" if name == "text_key" else f"--{name.replace('_', '-')}" for name in options}
-    known = TASKS[kind].__dataclass_fields__
-    if without := [flag for name, flag in flags.items() if name not in known]:
-        raise ConfigError(f"{', '.join(without)} has no effect on --tasks {kind}", fix="Leave it out.")
-    names = {f"task.{name}": flag for name, flag in flags.items()}
-    return from_dict(_Chosen, {"task": {"kind": kind, **options}}, where="command line", names=names).task
-
-
-def _options_of(task: Any) -> dict[str, Any]:
-    """A task's settings, as plain values."""
-    from groundup.core.config import to_dict
-
-    return {name: value for name, value in to_dict(task).items() if name != "kind"}
-
-
-def _print_table(results: "Results") -> None:
+def _print_table(task: "EvaluationTask", results: "Results") -> None:
     for name, value in results.items():
         shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
-        print(f"  {name.replace('_', ' '):<16}{shown:>16}{_UNITS.get(name, '')}")
-
-
-def _split_of_run(source: Path) -> str:
-    """The split that a run of ours was trained with; the usual one for other models."""
-    from groundup.core.manifest import Manifest
-    from groundup.tokens.sampling.data_config import DataConfig
-
-    manifest = source / "manifest.json"
-    if manifest.is_file():
-        about = Manifest.read(manifest, "checkpoint").about
-        return str(about["config"]["data"]["split"])
-    return DataConfig.split
+        about = task.figures[name].describe()
+        print(f"  {name.replace('_', ' '):<16}{shown:>16}  {about}".rstrip())

@@ -1,14 +1,18 @@
 """``groundup generate``."""
 
+import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions
+from groundup.core.errors import ConfigError, DataError
+from groundup.core.log import logger
+
 if TYPE_CHECKING:
-    from groundup.checkpoint.loaded_model import LoadedModel
+    from groundup.checkpoint.lazy import LoadedModel
     from groundup.inference.engine import Engine, FinishReason
     from groundup.inference.sampler import Sampling
 
@@ -24,8 +28,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     num_samples: int = 1,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    ema: Annotated[bool, Parameter(negative="")] = False,
+    model: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
     """Complete a prompt; the prompt and its completion go to stdout as they come.
 
@@ -50,15 +53,10 @@ def generate(
         top_p: Draw among the most probable tokens that together have this probability; 1: among all.
         seed: Of the draws; sample i draws with seed + i.
         num_samples: How many completions of the prompt.
-        device: Where to compute; auto takes a GPU where there is one.
-        ema: Use the average of the weights that a run with ema.decay keeps.
     """
-    from groundup.checkpoint.formats import open_model
     from groundup.core.config import from_dict
-    from groundup.core.errors import ConfigError
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
-    from groundup.parallel.device import choose_device
 
     if prompt is not None and prompt_file is not None:
         raise ConfigError("--prompt and --prompt-file are both given", fix="Give one of them.")
@@ -78,17 +76,15 @@ def generate(
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
-    loaded = open_model(path, device=choose_device(device), ema=ema)
-    engine = Engine(loaded)
+    loaded = model.open(path)
+    completion = _Completion(loaded, Engine(loaded), sampling, max_new_tokens, num_samples)
     if prompt is None:
-        _converse(engine, loaded, sampling, max_new_tokens, seed, num_samples)
+        _converse(completion, seed)
     else:
-        _complete(engine, loaded, prompt, sampling, max_new_tokens, seed, num_samples)
+        completion.print(prompt, seed)
 
 
 def _read_prompt(path: Path) -> str:
-    from groundup.core.errors import DataError
-
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -97,18 +93,46 @@ def _read_prompt(path: Path) -> str:
         ) from None
 
 
-def _converse(
-    engine: "Engine",
-    loaded: "LoadedModel",
-    sampling: "Sampling",
-    max_new_tokens: int,
-    seed: int,
-    num_samples: int,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class _Completion:
+    """Completes prompts with the settings of a command line."""
+
+    loaded: "LoadedModel"
+    engine: "Engine"
+    sampling: "Sampling"
+    max_new_tokens: int
+    num_samples: int
+
+    def print(self, prompt: str, seed: int) -> None:
+        """Prints the prompt with each of its completions; a single one as it comes."""
+        ids = prompt_ids(self.loaded, prompt)
+        settings: dict[str, Any] = {
+            "sampling": self.sampling,
+            "max_new_tokens": self.max_new_tokens,
+            "seed": seed,
+            "stop_ids": self.loaded.stop_ids,
+        }
+        reasons: list[FinishReason] = []
+        if self.num_samples == 1:
+            deltas = self.engine.stream(ids, **settings)
+            print(prompt, end="", flush=True)
+            for delta in deltas:
+                print(delta.text, end="" if delta.finished is None else "\n", flush=True)
+                reasons += [delta.finished] if delta.finished else []
+        else:
+            for number, generation in enumerate(
+                self.engine.generate([ids] * self.num_samples, **settings), 1
+            ):
+                print(f"--- sample {number} of {self.num_samples}\n{prompt}{generation.text}")
+                reasons.append(generation.finished)
+        if "context" in reasons:
+            longest = self.loaded.config.max_sequence_length
+            logger.info("ended: the model's context of %d tokens is full", longest)
+
+
+def _converse(completion: _Completion, seed: int) -> None:
     """Completes prompts from the terminal, each by itself, until `stop` or end-of-file."""
     import readline  # noqa: F401  # gives `input` its line editing
-
-    from groundup.core.errors import DataError
 
     print("Type a prompt; `stop` or Ctrl-D ends.", file=sys.stderr)
     while True:
@@ -122,56 +146,12 @@ def _converse(
         if not prompt:
             continue
         try:
-            _complete(engine, loaded, prompt, sampling, max_new_tokens, seed, num_samples)
+            completion.print(prompt, seed)
         except DataError as error:
             print(error, file=sys.stderr)
-        seed += num_samples  # the same prompt again gives another text
-
-
-def _complete(
-    engine: "Engine",
-    loaded: "LoadedModel",
-    prompt: str,
-    sampling: "Sampling",
-    max_new_tokens: int,
-    seed: int,
-    num_samples: int,
-) -> None:
-    from groundup.checkpoint.loaded_model import stop_ids
-
-    ids = prompt_ids(loaded, prompt)
-    if num_samples == 1:
-        pieces = engine.stream(
-            ids, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, stop_ids=stop_ids(loaded)
-        )
-        print(prompt, end="", flush=True)
-        for piece in pieces:
-            print(piece.text, end="", flush=True)
-            if piece.finished:
-                print()
-                _say_if_full([piece.finished], loaded)
-        return
-    generations = engine.generate(
-        [ids] * num_samples,
-        sampling=sampling,
-        max_new_tokens=max_new_tokens,
-        seed=seed,
-        stop_ids=stop_ids(loaded),
-    )
-    for number, generation in enumerate(generations, 1):
-        print(f"--- sample {number} of {num_samples}\n{prompt}{generation.text}")
-    _say_if_full([generation.finished for generation in generations], loaded)
+        seed += completion.num_samples  # the same prompt again gives another text
 
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:
-    """The ids of a prompt as the model saw texts in training; an empty one begins a document."""
-    from groundup.checkpoint.loaded_model import bos_id
-
-    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [bos_id(loaded)]
-
-
-def _say_if_full(reasons: "Sequence[FinishReason]", loaded: "LoadedModel") -> None:
-    from groundup.core.log import logger
-
-    if "context" in reasons:
-        logger.info("ended: the model's context of %d tokens is full", loaded.config.max_sequence_length)
+    """Encodes a prompt as the model saw texts in training; an empty one begins a document."""
+    return [*loaded.bos_ids, *loaded.tokenizer.encode(prompt)] or [loaded.bos_id]

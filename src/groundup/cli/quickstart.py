@@ -55,8 +55,8 @@ def quickstart(
     """
     import torch
 
-    from groundup.checkpoint.formats import open_model
-    from groundup.checkpoint.huggingface.weights import write_huggingface
+    from groundup.checkpoint.formats import format_named, open_model
+    from groundup.checkpoint.lazy import as_lazy
     from groundup.cli.train import run_training
     from groundup.core.log import logger
     from groundup.tokens.tokenize import build_tokens
@@ -77,7 +77,7 @@ def quickstart(
     results = run_training(config)
     logger.info("[5/6] export: a Hugging Face folder")
     loaded = open_model(config.run_dir, device=torch.device("cpu"))
-    write_huggingface(loaded, out / "huggingface")
+    format_named("hf").codec.write(as_lazy(loaded), out / "huggingface")
     logger.info("[6/6] generation: completing %r", prompt)
     validation = results.get("validation")
     print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation))
@@ -104,35 +104,35 @@ def _texts(report: "CorpusReport") -> Iterator[str]:
 
 
 def _first_words(report: "CorpusReport") -> str:
-    """A prompt in the corpus's own language: the beginning of its first document."""
+    """Takes a prompt in the corpus's own language: the beginning of its first document."""
     return next(_texts(report)).lstrip()[:20].splitlines()[0].rstrip()
 
 
 def _tokenizer(report: "CorpusReport", preset: str, folder: Path) -> "Tokenizer":
-    """The tokenizer of this corpus: found in the folder, or trained, with fewer ids if the text is small."""
+    """Loads this corpus's tokenizer from the folder, or trains it, with fewer ids if the text is small."""
     from groundup.core.log import logger
-    from groundup.core.manifest import Manifest
+    from groundup.core.manifest import read_manifest, write_manifest
+    from groundup.tokens.tokenizer.base import TokenizerManifest
     from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
     from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
     manifest_path = folder / "manifest.json"
     if manifest_path.is_file():
-        found = Manifest.read(manifest_path, "tokenizer").inputs["corpus"]
-        if found == report.fingerprint:
+        found = read_manifest(manifest_path, TokenizerManifest)
+        if found.inputs.get("corpus") == report.fingerprint:
             logger.info("found in %s", folder)
             return load_tokenizer(folder)
     vocab_size = _preset_config(preset).model.vocab_size
     tokenizer = train_tokenizer(_texts(report), vocab_size=vocab_size, fewer=True)
     tokenizer.save(folder)
-    Manifest(
-        kind="tokenizer", fingerprint=tokenizer.fingerprint, inputs={"corpus": report.fingerprint}
-    ).write(manifest_path)
+    manifest = TokenizerManifest(fingerprint=tokenizer.fingerprint, inputs={"corpus": report.fingerprint})
+    write_manifest(manifest_path, manifest)
     logger.info("%d ids", tokenizer.vocab_size)
     return tokenizer
 
 
 def _preset_config(preset: str, *overrides: str) -> "TrainConfig":
-    from groundup.cli.presets import presets
+    from groundup.cli.run_config import presets
     from groundup.core.config import resolve
     from groundup.train.config import TrainConfig
 
@@ -150,7 +150,7 @@ def _train_config(
 
 
 def _num_steps(config: "TrainConfig") -> int:
-    """As many steps as there is time for; of a run that has begun, as many as it has."""
+    """Returns as many steps as there is time for, or those of a run that has begun."""
     from groundup.core.config import resolve
     from groundup.core.log import logger
     from groundup.core.progress import human_count, human_seconds
@@ -176,13 +176,13 @@ def _num_steps(config: "TrainConfig") -> int:
 
 
 def steps_within(seconds: float, of_step: float, *, at_most: int) -> int:
-    """How many steps fit into a time, in hundreds, but no fewer than make a model worth showing."""
+    """Returns how many steps fit into a time, in hundreds, but no fewer than make a model worth showing."""
     fitting = int(seconds / of_step) // 100 * 100
     return min(at_most, max(_FEWEST_STEPS, fitting))
 
 
 def _completions(loaded: Any, prompt: str) -> list[str]:
-    """The prompt continued several times, with the first seeds that there are."""
+    """Completes the prompt several times, with the seeds from 0."""
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
 

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from groundup.cli.options import Device
+from groundup.cli.printing import origin_of, print_excerpt
+
 if TYPE_CHECKING:
     from groundup.train.stability.replay import Replayer, SampleResult
 
@@ -13,7 +16,7 @@ _SHOWN_DOCUMENTS = 3
 def replay(
     dump: Path,
     *,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: Device = "auto",
     precision: Literal["fp32", "bf16", "fp16"] | None = None,
     samples: bool = True,
     characters: int = 200,
@@ -36,7 +39,6 @@ def replay(
 
     Args:
         dump: Folder of the step dump.
-        device: Where to compute; auto takes a GPU where there is one.
         precision: Of the matrix products, instead of the run's: is that the reason?
         samples: Whether to run each sample alone too, which takes as long as the step.
         characters: How much of each document of the worst samples to show; 0 for origins alone.
@@ -46,7 +48,7 @@ def replay(
     from groundup.train.stability.replay import agreement, open_replayer
 
     replayer = open_replayer(dump, device=device, precision=precision)
-    opened, facts = replayer.dump, replayer.dump.facts
+    opened, facts = replayer.dump, replayer.dump.about.facts
     last = facts.first_sample + facts.num_samples - 1
     print(f"step {facts.step}, samples {facts.first_sample} to {last}: {facts.reason}")
     _print_machine(replayer)
@@ -77,19 +79,19 @@ def _print_machine(replayer: "Replayer") -> None:
     from groundup.parallel.device import describe_device
 
     about, precision = replayer.dump.about, replayer.precision
-    degrees = [f"{name} {replayer.dump.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
+    degrees = [f"{name} {replayer.dump.about.layout[name]}" for name in ("pp", "dp", "cp", "tp")]
     print(
-        f"then: {about['device']}, {replayer.dump.precision}, torch {about['torch']},"
+        f"then: {about.device}, {replayer.dump.about.precision}, torch {about.torch},"
         f" {', '.join(degrees)}\n"
         f"now:  {describe_device(precision.device)}, {precision.name}, torch {torch.__version__}, one process"
     )
 
 
 def _reason_to_differ(replayer: "Replayer") -> str:
-    """What may be behind it."""
-    config, layout = replayer.dump.config, replayer.dump.layout
-    if replayer.precision.name != replayer.dump.precision:
-        return f"So precision {replayer.dump.precision} has to do with it."
+    """Names what may have made the difference."""
+    config, layout = replayer.dump.config, replayer.dump.about.layout
+    if replayer.precision.name != replayer.dump.about.precision:
+        return f"So precision {replayer.dump.about.precision} has to do with it."
     dropout = config.model.dropout or config.model.attention_dropout
     if dropout and layout["pp"] * layout["cp"] * layout["tp"] > 1:
         return "Dropout drew otherwise: several ranks shared each sample, which one process cannot repeat."
@@ -104,9 +106,9 @@ def _print_samples(replayer: "Replayer", results: "list[SampleResult]", characte
         print(f"  sample {result.index}: loss {result.loss:.4f}, gradient norm {result.grad_norm:.4g}")
     tokenizer = replayer.dump.tokenizer
     for result in ranked[:1]:
-        row = result.index - replayer.dump.facts.first_sample
+        row = result.index - replayer.dump.about.facts.first_sample
         ids = replayer.dump.batch.tokens_BT[row].tolist()
-        documents = replayer.dump.sources[row]
+        documents = replayer.dump.about.sources[row]
         print(f"the worst, sample {result.index}, holds {len(documents)} document(s):")
         begin = 0
         for document in documents[:_SHOWN_DOCUMENTS]:
@@ -125,16 +127,9 @@ def _badness(result: "SampleResult") -> tuple[bool, float, float]:
 
 
 def _print_document(document: dict[str, Any], text: str, characters: int) -> None:
-    line = f":{document['line']}" if document["line"] else ""
-    came = (
-        f"{document['source']}{line}  {document['url']}".strip()
-        if document["source"]
-        else "origin not recorded"
-    )
+    came = origin_of(document["source"], document["line"], document["url"])
     print(
         f"  document {document['document']:,}, tokens {document['begin']:,} to {document['end']:,} of"
         f" {document['length']:,}; {came}"
     )
-    if characters:
-        shown = text[:characters] + (" ..." if len(text) > characters else "")
-        print("".join(f"    | {one}\n" for one in shown.splitlines() or [""]), end="")
+    print_excerpt(text, characters)

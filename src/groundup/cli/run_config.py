@@ -1,11 +1,11 @@
-"""The config that a command line means for a training run."""
+"""The config that a command line gives a training run, and the presets that it may begin with."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groundup.cli.presets import presets
 from groundup.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -19,10 +19,25 @@ OF_TOKENIZER = "the tokenizer of "
 _VOCABULARY = "model.vocab_size"
 
 
+def presets() -> dict[str, Path]:
+    """The configs that come with groundup: name -> YAML file."""
+    folder = Path(str(files("groundup") / "presets"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def file_and_overrides(first: Path | None, overrides: Sequence[str]) -> tuple[Path | None, Sequence[str]]:
+    """Tells the config file from the overrides: the first word of a command line may be either."""
+    return (None, (str(first), *overrides)) if first is not None and "=" in str(first) else (first, overrides)
+
+
 def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainConfig]":
-    """The config of presets, a file and overrides; the model is that of ``start.path``, where it is given.
+    """Resolves the config of presets, a file and overrides; ``start.path``, where given, tells the model.
 
     A model of a preset has the vocabulary of the data's tokenizer.
+
+    Args:
+        file: YAML file, or the first override.
+        overrides: Settings as dotted.key=value, which win over the file.
 
     Raises:
         ConfigError: With all problems found.
@@ -32,6 +47,7 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
     from groundup.core.config_sources import merged
     from groundup.train.config import TrainConfig
 
+    file, overrides = file_and_overrides(file, overrides)
     if file is None and not overrides:
         raise ConfigError("there is nothing to train yet", fix=_how_to_begin())
     tree, origins = merged(file, overrides, presets(), _model_of_start)

@@ -1,4 +1,4 @@
-"""``groundup tokenizer``: learn one, look at one, use one."""
+"""``groundup tokenizer``: train, inspect, encode and decode."""
 
 import errno
 import heapq
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from groundup.cli.bad_record_options import chosen_policy
-from groundup.cli.tokenizer_choice import tokenizer_and_words
+from groundup.cli.options import NO_TOKENIZER, TokenizerOptions, chosen_policy
+from groundup.cli.printing import print_rows
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.log import logger
 from groundup.core.progress import Progress, human_count
@@ -71,10 +71,7 @@ def train(
 
 def inspect(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
     tp: int = 1,
     key: str = "text",
     max_megabytes: float = 10,
@@ -95,32 +92,24 @@ def inspect(
     Args:
         words: The tokenizer, unless a flag names it; then documents to measure on: files, folders and
             quoted globs.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
         tp: Tensor-parallel degree: shows the size padded to 128 times it, as Megatron-LM pads.
         key: The JSON field that holds the text.
         max_megabytes: Measure on so many megabytes of text; 0 reads everything.
     """
     if tp < 1:
         raise ConfigError(f"{tp} is no degree", where="--tp", fix="Give 1 or more.")
-    loaded, sources = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, sources = tokenizer.load_or_first(words)
     rows = _description(loaded, tp)
     if sources:
         with BadRecords(BadRecordPolicy()) as bad:
             texts = _texts(find_source_files([Path(s) for s in sources]), key, max_megabytes * 1e6, bad)
             rows += _compression(loaded, texts)
-    width = max(len(name) for name, _ in rows)
-    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
+    print_rows(rows)
 
 
 def encode(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
 ) -> None:
     """Print the ids of a text; without a text, of standard input.
 
@@ -135,22 +124,15 @@ def encode(
 
     Args:
         words: The tokenizer, unless a flag names it; then the text, whose words are joined by blanks.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
-    loaded, text = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, text = tokenizer.load_or_first(words)
     content = " ".join(text) if text else sys.stdin.read()
     sys.stdout.write(" ".join(map(str, loaded.encode(content))) + "\n")
 
 
 def decode(
     *words: str,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
 ) -> None:
     """Print the text of ids; without ids, of those on standard input.
 
@@ -161,12 +143,8 @@ def decode(
 
     Args:
         words: The tokenizer, unless a flag names it; then token ids.
-        tokenizer: The tokenizer: folder, file or name.
-        vocab_file: GPT-2's vocabulary, instead of a tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A tokenizer.model, as Megatron-LM names the flag.
     """
-    loaded, ids = tokenizer_and_words(words, tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded, ids = tokenizer.load_or_first(words)
     where = "command line" if ids else "standard input"
     try:
         numbers = [int(word) for word in (ids or sys.stdin.read().split())]
@@ -176,7 +154,7 @@ def decode(
 
 
 def _description(tokenizer: Tokenizer, tp: int) -> list[tuple[str, str]]:
-    """What is known without documents."""
+    """Describes what is known without documents."""
     size = tokenizer.vocab_size
     padded = padded_vocab_size(size)
     rows = [
@@ -202,7 +180,7 @@ def _description(tokenizer: Tokenizer, tp: int) -> list[tuple[str, str]]:
 
 
 def _compression(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[str, str]]:
-    """Bytes per token on the texts, and GPT-2's on the same."""
+    """Measures bytes per token on the texts, and those of GPT-2's tokenizer on the same."""
     is_gpt2 = tokenizer.fingerprint == GPT2_FINGERPRINT
     gpt2_paths = None if is_gpt2 else gpt2_at_hand()
     gpt2 = load_gpt2_files(*gpt2_paths) if gpt2_paths else None
@@ -231,7 +209,7 @@ def _compression(tokenizer: Tokenizer, texts: Iterable[str]) -> list[tuple[str, 
 
 
 def _texts(files: list[SourceFile], key: str, max_bytes: float, bad: BadRecords) -> Iterator[str]:
-    """The texts, up to a number of bytes (0: all), with progress."""
+    """Reads the texts, up to a number of bytes (0: all), with progress."""
     taken = 0
     with Progress("read", sum(file.size_bytes for file in files), "B") as progress:
         for document in read_files(files, text_key=key, bad_records=bad, on_read=progress.add):
@@ -268,7 +246,7 @@ def _save(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _longest(tokenizer: Tokenizer) -> list[str]:
-    """Four of the longest tokens, the beginning of each and its length."""
+    """Picks four of the longest tokens: the beginning of each and its length."""
     contents = map(tokenizer.token_bytes, range(tokenizer.vocab_size))
     longest = heapq.nlargest(4, contents, key=len)
     texts = [content.decode("utf-8", errors="replace") for content in longest]

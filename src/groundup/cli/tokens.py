@@ -1,4 +1,4 @@
-"""``groundup tokens build``: documents to tokens in Megatron-LM's format."""
+"""``groundup tokens build``, ``merge`` and ``fetch``: files of tokens in Megatron-LM's format."""
 
 import sys
 from pathlib import Path
@@ -6,21 +6,26 @@ from typing import Annotated, Any, Literal
 
 import cyclopts
 
-from groundup.cli.bad_record_options import chosen_policy
-from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.cli.options import (
+    NO_DATA_TOKENIZER,
+    NO_TOKENIZER,
+    DataTokenizerOptions,
+    TokenizerOptions,
+    chosen_policy,
+)
 from groundup.core.errors import ConfigError
 from groundup.core.executor.tasks import RayRunner
+from groundup.core.progress import human_count
 from groundup.corpus.bad_records import Action
+from groundup.tokens.dataset.fetch import fetch_tokens
+from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.tokenize import build_rank, build_tokens
 
 
 def build(
     *sources: Path,
     prefix: Path,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
+    tokenizer: TokenizerOptions = NO_TOKENIZER,
     key: Annotated[tuple[str, ...], cyclopts.Parameter(negative="")] = ("text",),
     append_end_of_document: bool = True,
     workers: int | None = None,
@@ -34,8 +39,8 @@ def build(
     """Tokenize documents into Megatron-LM's .bin and .idx, in the order of the input.
 
     Writes PREFIX_KEY_document.bin and .idx, byte for byte what Megatron-LM's preprocess_data.py writes,
-    PREFIX_KEY_document.origins (the file, line and URL of each document), PREFIX_KEY_document.json (what is
-    in them and what they were made from) and PREFIX_tokenizer/.
+    PREFIX_KEY_document.sources.npz (the file, line and URL of each document), PREFIX_KEY_document.json (what
+    is in them and what they were made from) and PREFIX_tokenizer/.
 
     The input is cut into parts of about 64 MB, whose pieces lie in PREFIX_parts/ until they are joined. Run
     again after Ctrl-C or a kill, it does only the parts that are missing; run again when all is done, it
@@ -58,11 +63,6 @@ def build(
     Args:
         sources: JSONL and text files, plain, .gz or .zst; Parquet; folders (to any depth); quoted globs.
         prefix: Path and beginning of the names of what is written.
-        tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
-            name: gpt2, bytes, tiktoken:cl100k_base.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
         key: The JSON field or Parquet column that holds the text; each of several (--key title --key body)
             goes into files of its own.
         append_end_of_document: Close each document with the end-of-document id.
@@ -91,7 +91,7 @@ def build(
         "workers": workers,
         "bad_records": chosen_policy(bad_records, max_bad),
     }
-    loaded = chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
+    loaded = tokenizer.load()
     if rank is not None and world_size is not None:
         done = build_rank(sources, prefix, loaded, rank=rank, world_size=world_size, **settings)
         sys.stdout.write(
@@ -103,11 +103,82 @@ def build(
     report = build_tokens(sources, prefix, loaded, ray=ray, **settings)
     for name, written in report.prefixes.items():
         counts = report.counts[name]
-        per_token = counts["text_bytes"] / max(1, counts["tokens"])
+        text_bytes = counts.text_bytes or 0
+        per_token = text_bytes / max(1, counts.tokens)
         state = " (was there already)" if report.reused else ""
         sys.stdout.write(
-            f"{written}{state}\n  {counts['documents']:,} documents, {counts['tokens']:,} tokens,"
-            f" {counts['text_bytes'] / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
+            f"{written}{state}\n  {counts.documents:,} documents, {counts.tokens:,} tokens,"
+            f" {text_bytes / 1e6:.1f} MB of text ({per_token:.2f} bytes per token)\n"
         )
-        if counts["empty_documents"]:
-            sys.stdout.write(f"  {counts['empty_documents']:,} empty documents left out\n")
+        if counts.empty_documents:
+            sys.stdout.write(f"  {counts.empty_documents:,} empty documents left out\n")
+
+
+def merge(
+    *sources: Path,
+    prefix: Path,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
+) -> None:
+    """Merge token files into one PREFIX.bin and PREFIX.idx.
+
+    Parts in Megatron-LM's format give byte for byte what its merge_datasets.py gives, in the order named; a
+    folder stands for its parts in the order of their names. Shards of build-nanogpt and llm.c are converted:
+    their stream of tokens stays as it is, and each document begins with the id that opens it there. Run
+    again with unchanged files, it finds its work done (where the tokenizer is known).
+
+    For example:
+
+        groundup tokens merge parts/ --prefix data/all
+        groundup tokens merge books_text_document wiki_text_document --prefix data/books_and_wiki
+        groundup tokens merge 'edu_fineweb10B/*train*.npy' --prefix data/fineweb_train --tokenizer gpt2
+
+    Args:
+        sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
+        prefix: Of what is written.
+    """
+    report = merge_tokens(
+        sources,
+        prefix,
+        tokenizer=tokenizer.find(),
+        end_of_document_id=tokenizer.end_of_document_id,
+    )
+    sys.stdout.write(
+        f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
+        f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
+        f" merged files: {report.num_shards:,}\n"
+    )
+
+
+def fetch(*urls: str, prefix: Path, connections: int = 8) -> None:
+    """Fetch token files from object storage or a web server, to train on them from a local disk.
+
+    A dataset in Megatron-LM's format comes with its manifest, document sources and tokenizer, where it
+    has them. Files are verified by the checksums in the manifest; without one, by the sizes that headers
+    tell. Each appears when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that
+    are there and fetches the others; to continue within a file, use the store's own tool and then
+    `groundup tokens verify`.
+
+    Needs pip install 'groundup[remote]', and for S3 s3fs, for Google Cloud gcsfs, for Azure adlfs.
+    Credentials are the store's own matter; for public buckets of S3 set FSSPEC_S3_ANON=true.
+
+    For example:
+
+        groundup tokens fetch s3://bucket/data/web_text_document --prefix /nvme/web_text_document
+        groundup tokens fetch gs://bucket/edu_fineweb10B --prefix /nvme/edu_fineweb10B
+        groundup tokens fetch https://host/shards/fineweb_train_{000001..000010}.bin --prefix /nvme/fineweb
+
+    Args:
+        urls: Prefixes of datasets, shards, folders and quoted globs, of one store. A web server lists no
+            folder as a rule: there, name each prefix or shard.
+        prefix: Of the dataset here, when there is one URL and it is a dataset's prefix; else the folder to
+            put everything into, under the names it has there.
+        connections: Files at a time.
+    """
+    report = fetch_tokens(urls, prefix, connections=connections)
+    for path in report.paths:
+        sys.stdout.write(f"{path}\n")
+    there = f", {report.num_there:,} were there already" if report.num_there else ""
+    right = "checksums are right" if report.with_checksums else "sizes are right (not all have a manifest)"
+    sys.stdout.write(
+        f"  {human_count(report.fetched_bytes)}B fetched ({report.num_fetched:,} files{there}); {right}\n"
+    )

@@ -1,4 +1,4 @@
-"""``groundup tokens``: looking at tokenized datasets, checking and merging them."""
+"""``groundup tokens inspect`` and ``verify``: what token files hold, and whether it is sound."""
 
 import sys
 from collections.abc import Iterator
@@ -6,18 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.cli.options import NO_DATA_TOKENIZER, DataTokenizerOptions
+from groundup.cli.printing import print_rows
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest
 from groundup.corpus.bad_records import summary_of
 from groundup.tokens.dataset.check import check_ids, check_index
-from groundup.tokens.dataset.dataset_manifest import manifest_path, require_as_recorded
+from groundup.tokens.dataset.dataset_manifest import common_tokenizer, find_manifest, require_as_recorded
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
-from groundup.tokens.dataset.merge import merge_tokens
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.open import open_source
-from groundup.tokens.dataset.provenance import added_counts, common_tokenizer
 from groundup.tokens.dataset.token_source import TokenSource
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -25,11 +23,7 @@ from groundup.tokens.tokenizer.base import Tokenizer
 def inspect(
     data: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
     documents: int = 3,
     characters: int = 300,
 ) -> None:
@@ -46,21 +40,12 @@ def inspect(
 
     Args:
         data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
-        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
         documents: How many documents to show.
         characters: How much of each.
     """
-    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
-    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
-    known = _tokenizer_of(source, named)
+    source, known = _open(data, tokenizer)
     rows = _rows(source, known)
-    width = max(len(name) for name, _ in rows)
-    sys.stdout.write("".join(f"{name:<{width}}  {value}\n" for name, value in rows))
+    print_rows(rows)
     for title, begin, end in _beginnings(source, documents):
         ids = source.tokens[begin : min(end, begin + max(characters, 1))].tolist()
         text = known.decode(ids) if known else " ".join(map(str, ids))
@@ -71,11 +56,7 @@ def inspect(
 def verify(
     data: Path,
     *,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
 ) -> None:
     """Check token files: their structure, that each id is in the vocabulary, and their checksums.
 
@@ -86,26 +67,18 @@ def verify(
 
     Args:
         data: Prefix of a .bin and .idx, a shard, a folder, or a quoted glob.
-        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
     """
-    named = _named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
-    source = open_source(data, end_of_document_id=_opening_id(end_of_document_id, named))
-    known = _tokenizer_of(source, named)
+    source, known = _open(data, tokenizer)
     prefixes = _prefixes(source)
     for prefix in prefixes:
         check_index(IndexedDataset(prefix))
     if known:
         check_ids(source, known.vocab_size)
-    described = [prefix for prefix in prefixes if manifest_path(prefix).is_file()]
-    for prefix in described:
+    described = {prefix: manifest for prefix in prefixes if (manifest := find_manifest(prefix))}
+    for prefix, manifest in described.items():
         require_as_recorded(prefix)
-        bad = Manifest.read(manifest_path(prefix), "tokens").counts.get("bad_records", {})
-        if bad.get("bad"):
+        bad = manifest.counts.bad_records
+        if bad and bad.bad:
             logger.warning("%s, when it was built: %s", prefix, summary_of(bad))
     unchecked = []
     if not known:
@@ -118,72 +91,21 @@ def verify(
     sys.stdout.write(f"{source.name}: {said} right{rest}\n")
 
 
-def merge(
-    *sources: Path,
-    prefix: Path,
-    tokenizer: Path | None = None,
-    vocab_file: Path | None = None,
-    merge_file: Path | None = None,
-    tokenizer_model: Path | None = None,
-    end_of_document_id: int | None = None,
-) -> None:
-    """Merge token files into one PREFIX.bin and PREFIX.idx.
-
-    Parts in Megatron-LM's format give byte for byte what its merge_datasets.py gives, in the order named; a
-    folder stands for its parts in the order of their names. Shards of build-nanogpt and llm.c are converted:
-    their stream of tokens stays as it is, and each document begins with the id that opens it there. Run
-    again with unchanged files, it finds its work done (where the tokenizer is known).
-
-    For example:
-
-        groundup tokens merge parts/ --prefix data/all
-        groundup tokens merge books_text_document wiki_text_document --prefix data/books_and_wiki
-        groundup tokens merge 'edu_fineweb10B/*train*.npy' --prefix data/fineweb_train --tokenizer gpt2
-
-    Args:
-        sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
-        prefix: Of what is written.
-        tokenizer: That the data was built with, where no manifest tells: a folder, a file or a name.
-        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
-        merge_file: GPT-2's merges, with --vocab-file.
-        tokenizer_model: SentencePiece's tokenizer.model, instead of --tokenizer.
-        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
-            tokenizer's.
-    """
-    report = merge_tokens(
-        sources,
-        prefix,
-        tokenizer=_named_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model),
-        end_of_document_id=end_of_document_id,
-    )
-    sys.stdout.write(
-        f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
-        f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
-        f" merged files: {report.num_parts:,}\n"
-    )
-
-
-def _named_tokenizer(
-    tokenizer: Path | None, vocab_file: Path | None, merge_file: Path | None, tokenizer_model: Path | None
-) -> Tokenizer | None:
-    if tokenizer is None and vocab_file is None and merge_file is None and tokenizer_model is None:
-        return None
-    return chosen_tokenizer(tokenizer, vocab_file, merge_file, tokenizer_model)
-
-
-def _opening_id(given: int | None, tokenizer: Tokenizer | None) -> int | None:
-    return tokenizer.end_of_document_id if given is None and tokenizer else given
+def _open(data: Path, options: DataTokenizerOptions) -> tuple[TokenSource, Tokenizer | None]:
+    """Opens token files; the tokenizer is the one of the flags or, where they name none, of the manifests."""
+    named = options.find()
+    opening_id = options.end_of_document_id
+    if opening_id is None and named:
+        opening_id = named.end_of_document_id
+    source = open_source(data, end_of_document_id=opening_id)
+    prefixes = _prefixes(source)
+    return source, common_tokenizer(prefixes, named) if prefixes else named
 
 
 def _prefixes(source: TokenSource) -> list[Path]:
     if isinstance(source, IndexedDataset):
         return [source.prefix]
-    return source.prefixes if isinstance(source, IndexedParts) else []
-
-
-def _tokenizer_of(source: TokenSource, named: Tokenizer | None) -> Tokenizer | None:
-    prefixes = _prefixes(source)
-    return common_tokenizer(prefixes, named) if prefixes else named
+    return source.prefixes if isinstance(source, IndexedShards) else []
 
 
 def _documents_known(source: TokenSource) -> bool:
@@ -191,7 +113,7 @@ def _documents_known(source: TokenSource) -> bool:
 
 
 def _beginnings(source: TokenSource, count: int) -> Iterator[tuple[str, int, int]]:
-    """Name, first token and end of the first documents; of the whole where documents are not known."""
+    """Yields name, first token and end of the first documents; of the whole where documents are not known."""
     if not _documents_known(source):
         yield "all", 0, len(source.tokens)
         return
@@ -200,14 +122,14 @@ def _beginnings(source: TokenSource, count: int) -> Iterator[tuple[str, int, int
 
 
 def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, str]]:
-    """Name and value of each line about the whole."""
+    """Names and values that describe the whole."""
     prefixes = _prefixes(source)
     rows = []
     unit = "document"
     if isinstance(source, FlatShards):
         rows.append(("shards", f"{len(source.shards):,}"))
     elif len(prefixes) > 1:
-        rows.append(("parts", f"{len(prefixes):,}"))
+        rows.append(("shards", f"{len(prefixes):,}"))
     if not _documents_known(source):
         rows.append(("documents", "unknown: --tokenizer or --end-of-document-id tells where they begin"))
     elif prefixes:
@@ -222,10 +144,11 @@ def _rows(source: TokenSource, tokenizer: Tokenizer | None) -> list[tuple[str, s
     if _documents_known(source) and source.num_documents:
         marks = _percentiles(source.document_lengths(0, source.num_documents))
         rows.append((f"tokens in a {unit}", f"least, 25%, median, 75%, 99%, most: {marks}"))
-    manifests = [Manifest.read(manifest_path(at), "tokens") for at in prefixes if manifest_path(at).is_file()]
-    text_bytes = added_counts([manifest.counts for manifest in manifests], len(prefixes)).get("text_bytes", 0)
-    if text_bytes and len(source.tokens):
-        rows.append(("bytes per token", f"{text_bytes / len(source.tokens):.3f}"))
+    manifests = [find_manifest(prefix) for prefix in prefixes]
+    text_bytes = [manifest.counts.text_bytes for manifest in manifests if manifest]
+    known_bytes = [size for size in text_bytes if size is not None]
+    if sum(known_bytes) and len(known_bytes) == len(prefixes) and len(source.tokens):
+        rows.append(("bytes per token", f"{sum(known_bytes) / len(source.tokens):.3f}"))
     if tokenizer:
         rows.append(("tokenizer", f"{tokenizer.vocab_size:,} ids, {tokenizer.fingerprint}"))
     return rows

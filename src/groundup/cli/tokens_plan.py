@@ -9,7 +9,9 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
-from groundup.cli.presets import presets
+from groundup.cli.options import ConfigFile, Override
+from groundup.cli.printing import origin_of, print_excerpt
+from groundup.cli.run_config import file_and_overrides, presets
 from groundup.core.config import config, from_tree
 from groundup.core.config_sources import merged
 from groundup.core.errors import ConfigError, DataError
@@ -18,10 +20,10 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.feasibility import SPLITS
-from groundup.tokens.sampling.mixture import BlendedDataset
+from groundup.tokens.sampling.mixture import MixtureDataset
 from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.sampling.splits import Part, Splits, open_splits, require_plan, tokenizer_of_data
-from groundup.tokens.sampling.trace import Piece, trace_document, trace_sample
+from groundup.tokens.sampling.splits import SourceSplit, Splits, open_splits, require_plan, tokenizer_of_data
+from groundup.tokens.sampling.trace import DocumentRange, trace_document, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 
 Positive = Annotated[int, pydantic.Field(ge=1)]
@@ -29,13 +31,10 @@ Positive = Annotated[int, pydantic.Field(ge=1)]
 
 @config
 class Reading:
-    """What decides the samples of a run: the settings of ``TrainConfig`` of these names, its defaults too.
+    """Holds what decides the samples of a run: the settings of ``TrainConfig`` of these names and defaults.
 
     Attributes:
-        data: What it reads.
-        num_steps: Steps.
-        global_batch_size: Samples of one step.
-        batch_ramp: Fewer for the first steps.
+        batch_ramp: Fewer samples than ``global_batch_size`` for the first steps.
         seed: Of the order of samples.
     """
 
@@ -51,11 +50,13 @@ class Reading:
 
     @property
     def batch_sizes(self) -> BatchSizes:
-        """Samples of each step."""
+        """The number of samples of each step."""
         return BatchSizes(self.global_batch_size, self.batch_ramp)
 
 
-def plan(config: Path | None = None, *overrides: str, validation: bool = True, test: bool = False) -> None:
+def plan(
+    config: ConfigFile = None, *overrides: Override, validation: bool = True, test: bool = False
+) -> None:
     """Show what a run would read, before it runs: documents, tokens, samples and epochs of each source.
 
     Takes what `groundup train` takes and needs neither a GPU nor PyTorch. A plan that cannot be carried
@@ -68,8 +69,6 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
         groundup tokens plan data.path=data/my-gpt2_text_document num_steps=1000 global_batch_size=64
 
     Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         validation: Whether the run validates, so that the validation split must hold a sample.
         test: Whether the test split must, too.
     """
@@ -82,7 +81,7 @@ def plan(config: Path | None = None, *overrides: str, validation: bool = True, t
         f"{reading.num_steps:,} steps of {reading.batch_sizes} samples of {length:,} tokens:"
         f" {human_count(num_samples * length)} tokens\n"
     )
-    for part in splits.parts["train"]:
+    for part in splits.source_splits["train"]:
         if isinstance(part.samples, PackedDataset):
             sys.stdout.write(f"{part.key}: {part.samples.describe()}\n")
     require_plan(
@@ -107,7 +106,7 @@ def trace(
     """Show the text of any sample or document, and where it came from: file, line and URL.
 
     TARGET is a run's config or folder, or the prefix of a dataset. `--sample` counts as training does: in
-    the run's own order, through its epochs and its blend (for a prefix: with the default seed and split,
+    the run's own order, through its epochs and its mixture (for a prefix: with the default seed and split,
     or those given as overrides). `--step` shows every sample of a step, as when its loss was odd.
 
     For example:
@@ -123,7 +122,7 @@ def trace(
         document: Number of a document of the (first) source, from 0.
         step: Number of a step, from 1 as the log counts.
         split: train, validation or test; the held-out ones count in file order.
-        characters: How much of each document to show; 0 for origins alone.
+        characters: How much of each document to show; 0 for their sources alone.
     """
     if sum(chosen is not None for chosen in (sample, document, step)) != 1:
         raise ConfigError(
@@ -138,7 +137,7 @@ def trace(
     splits = open_splits(reading.data, seed=reading.seed, num_samples=num_samples)
     tokenizer = _tokenizer(reading.data)
     if document is not None:
-        source = splits.parts["train"][0].source
+        source = splits.source_splits["train"][0].source
         if not 0 <= document < source.num_documents:
             raise DataError(
                 f"has {source.num_documents:,} documents, none of number {document}", where=source.name
@@ -154,16 +153,15 @@ def trace(
     if wanted[0] is None or wanted[0] < 0:
         raise ConfigError("samples count from 0, steps from 1", where="command line")
     for index in wanted:
-        epoch = "" if isinstance(samples, BlendedDataset) else f" (epoch {index / samples.num_samples:.2f})"
+        epoch = "" if isinstance(samples, MixtureDataset) else f" (epoch {index / samples.num_samples:.2f})"
         sys.stdout.write(f"{split} sample {index:,}{epoch}\n")
         for piece in trace_sample(samples, index, ordered=split != "train"):
             _show(piece, tokenizer, characters)
 
 
 def _reading(file: Path | None, overrides: Sequence[str], needs: Mapping[str, Any] | None = None) -> Reading:
-    """The settings that decide the samples, out of a whole run's config."""
-    if file is not None and "=" in str(file):
-        overrides, file = (str(file), *overrides), None
+    """Picks the settings that decide the samples out of a whole run's config."""
+    file, overrides = file_and_overrides(file, overrides)
     tree, origins = merged(file, overrides, presets())
     names = ("data", "num_steps", "global_batch_size", "batch_ramp", "seed")
     return from_tree(Reading, {**(needs or {}), **{key: tree[key] for key in names if key in tree}}, origins)
@@ -199,7 +197,7 @@ def _table(splits: Splits, num_samples: int) -> Table:
 
 
 def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
-    parts = splits.parts[name]
+    parts = splits.source_splits[name]
     if not any(part.num_tokens for part in parts):
         return [[name, "nothing"]]
     total = sum(part.weight for part in parts)
@@ -225,29 +223,19 @@ def _rows(name: str, splits: Splits, num_samples: int) -> list[list[str]]:
     return rows
 
 
-def _counts(samples: Samples | None, parts: Sequence[Part], num_samples: int) -> list[int]:
-    """Samples that each source gives to the run."""
-    if isinstance(samples, BlendedDataset):
+def _counts(samples: Samples | None, parts: Sequence[SourceSplit], num_samples: int) -> list[int]:
+    """Counts the samples that each source gives to the run."""
+    if isinstance(samples, MixtureDataset):
         taken = iter(samples.interleaving.counts(num_samples))
         return [next(taken) if part.samples else 0 for part in parts]
     return [num_samples if part.samples else 0 for part in parts]
 
 
-def _show(piece: Piece, tokenizer: Tokenizer | None, characters: int) -> None:
-    origin = piece.origin
-    if origin is None:
-        came = "origin not recorded"
-    else:
-        came = (
-            origin.source
-            + (f":{origin.line}" if origin.line else "")
-            + (f"  {origin.url}" if origin.url else "")
-        )
+def _show(piece: DocumentRange, tokenizer: Tokenizer | None, characters: int) -> None:
+    origin = piece.came_from
+    came = origin_of(origin.source, origin.line, origin.url) if origin else "origin not recorded"
     sys.stdout.write(
         f"  document {piece.document:,} of {piece.source.name}, tokens {piece.begin:,} to {piece.end:,}"
         f" of {piece.length:,}\n  {came}\n"
     )
-    if characters:
-        text = tokenizer.decode(piece.ids) if tokenizer else " ".join(map(str, piece.ids))
-        shown = text[:characters] + (" ..." if len(text) > characters else "")
-        sys.stdout.write("".join(f"    | {line}\n" for line in shown.splitlines() or [""]))
+    print_excerpt(tokenizer.decode(piece.ids) if tokenizer else " ".join(map(str, piece.ids)), characters)

@@ -1,6 +1,8 @@
-"""``groundup train``."""
+"""``groundup train`` and ``finetune``."""
 
 import contextlib
+import functools
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -9,24 +11,40 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter, validators
 
+from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import OF_TOKENIZER, run_config
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
     from groundup.tokens.sampling.collate import Evaluation
+    from groundup.tokens.sampling.dataset import Samples
     from groundup.train.config import TrainConfig
+    from groundup.train.setup import Run
 
 _RANKS = "ranks"
 _LOG = "train.log"
 _DOING = "training"
 
+PrintConfig = Annotated[
+    bool,
+    Parameter(negative="", help="Print each setting, with where its value comes from, and stop."),
+]
+MaxRestarts = Annotated[
+    int,
+    Parameter(
+        validator=validators.Number(gte=0),
+        help="After a failure, continue from the newest sound checkpoint, so many times at most; not after a"
+        " mistake in the config or the data, nor when the same step fails twice in the same way.",
+    ),
+]
+
 
 def train(
-    config: Path | None = None,
-    *overrides: str,
-    print_config: Annotated[bool, Parameter(negative="")] = False,
-    max_restarts: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    config: ConfigFile = None,
+    *overrides: Override,
+    print_config: PrintConfig = False,
+    max_restarts: MaxRestarts = 0,
 ) -> None:
     """Train a model, or continue a run from its newest sound checkpoint.
 
@@ -46,21 +64,39 @@ def train(
         groundup train preset=tiny run_dir=runs/a data.path=data/code_text_document
 
         groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
-
-    Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
-        print_config: Print each setting, with where its value comes from, and stop.
-        max_restarts: After a failure, continue from the newest sound checkpoint, so many times at most; not
-            after a mistake in the config or the data, nor when the same step fails twice in the same way.
     """
-    if config is not None and "=" in str(config):
-        overrides, config = (str(config), *overrides), None
     resolved = run_config(config, overrides)
     if print_config:
         print(resolved.render())
     else:
         _train(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
+
+
+def finetune(
+    model: Path,
+    config: ConfigFile = None,
+    *overrides: Override,
+    print_config: PrintConfig = False,
+    max_restarts: MaxRestarts = 0,
+) -> None:
+    """Train a model further, from the weights in a folder: `groundup train` with start.path=MODEL.
+
+    The architecture is the model's; everything else is given as for `groundup train`. The data must be
+    tokenized with the model's own tokenizer, which the folder holds too.
+
+    For example:
+
+        groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
+
+        groundup finetune smollm finetune.yaml optimizer.lr=2e-5
+
+        groundup finetune smollm run_dir=runs/a data.path=data/new_text_document num_steps=500
+
+    Args:
+        model: A run folder or one of its checkpoints, a Hugging Face folder, or nanoGPT's ckpt.pt.
+    """
+    start = f"start.path={json.dumps(str(model))}"
+    train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)
 
 
 def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
@@ -129,8 +165,8 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
 
 
 def _newest_step(config: "TrainConfig") -> Callable[[], int]:
-    """Tells the step that a run would continue from; 0 for the beginning."""
-    from groundup.checkpoint.native.store import find_newest, step_of
+    """Returns a function that tells the step which a run would continue from; 0 for the beginning."""
+    from groundup.checkpoint.native.folder import find_newest, step_of
     from groundup.tokens.sampling.splits import tokenizer_of_data
 
     checkpoints = config.run_dir / "checkpoints"
@@ -146,7 +182,6 @@ def _newest_step(config: "TrainConfig") -> Callable[[], int]:
 
 def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
-    from groundup.cli.callbacks import complete, evaluate
     from groundup.core.log import also_to_file
     from groundup.launch.heartbeat import HeartbeatWriter
     from groundup.launch.watchdog import watchdog
@@ -180,3 +215,48 @@ def _own_run(run_dir: Path) -> Iterator[None]:
                 clear_own(folder, rank.rank if rank else 0)
                 adopt(rank, folder)
         yield
+
+
+def evaluate(run: "Run", dataset: "Samples", num_batches: int) -> "Evaluation":
+    """Measures the loss over the first ``num_batches`` micro-batches of a split in file order; 0 for all."""
+    from groundup.eval.perplexity import perplexity_of_samples, token_byte_lengths
+    from groundup.train.forward_backward import loss_without_gradients
+
+    config = run.config
+    return perplexity_of_samples(
+        functools.partial(
+            loss_without_gradients, run.state, config=config, precision=run.precision, mesh=run.mesh
+        ),
+        config.model.vocab_size,
+        dataset,
+        num_samples=num_batches * config.micro_batch_size,
+        mask_documents=config.data.mask_documents,
+        byte_lengths=token_byte_lengths(run.tokenizer),
+        batch_size=config.micro_batch_size * run.mesh.dp * run.mesh.layout.pp,
+        on_progress=lambda _: run.heartbeat.keep_alive(),
+    )
+
+
+def complete(run: "Run") -> str:
+    """Completes ``config.sample.prompt``."""
+    from groundup.checkpoint.lazy import LoadedModel
+    from groundup.cli.generate import prompt_ids
+    from groundup.inference.engine import Engine
+    from groundup.inference.sampler import Sampling
+
+    config = run.config.sample
+    loaded = LoadedModel(
+        config=run.config.model,
+        model=run.state.model,
+        tokenizer=run.tokenizer,
+        source=run.config.run_dir,
+        bos_ids=run.state.bos_ids,
+        companions=run.state.companions,
+    )
+    generation = Engine(loaded).generate(
+        [prompt_ids(loaded, config.prompt)],
+        sampling=Sampling(temperature=config.temperature),
+        max_new_tokens=config.max_new_tokens,
+        stop_ids=loaded.stop_ids,
+    )[0]
+    return generation.text

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import cyclopts
 
+from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import run_config
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.core.log import logger
@@ -20,8 +21,8 @@ _PATH_WIDTH = 44
 
 
 def parallel(
-    config: Path | None = None,
-    *overrides: str,
+    config: ConfigFile = None,
+    *overrides: Override,
     layouts: Annotated[tuple[str, ...], cyclopts.Parameter(consume_multiple=True)] = _LAYOUTS,
     steps: int = 4,
     shrink: bool = True,
@@ -38,8 +39,6 @@ def parallel(
         groundup verify parallel run.yaml --layouts dp4-zero3 tp4 pp2-gpipe tp2-pp2 --no-shrink --steps 2
 
     Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         layouts: What to compare with one process, e.g. dp2-tp2-zero3. Pipelines are 1F1B, or with
             gpipe or interleaved in the name as that says.
         steps: Steps of each.
@@ -48,10 +47,7 @@ def parallel(
     """
     from groundup.verify.parallel import ALLOWED, verify_parallel
 
-    file = config
-    if config is not None and "=" in str(config):
-        overrides, file = (str(config), *overrides), None
-    run = run_config(file, overrides).value
+    run = run_config(config, overrides).value
     width = max(6, *map(len, layouts))
     print(f"{'layout':<{width}}  {'loss':>8}  {'gradient norm':>13}  {'allowed':>8}  verdict")
     wrong = []
@@ -70,8 +66,8 @@ def parallel(
 
 
 def resume(
-    config: Path | None = None,
-    *overrides: str,
+    config: ConfigFile = None,
+    *overrides: Override,
     steps: int = 6,
     shrink: bool = True,
 ) -> None:
@@ -88,8 +84,6 @@ def resume(
         groundup verify resume run.yaml layout.dp=2 layout.zero=3 checkpoint.asynchronous=true --no-shrink
 
     Args:
-        config: YAML file of the run (or the first override).
-        overrides: Settings as dotted.key=value; they win over the file.
         steps: Steps in all; the stop is after half of them.
         shrink: Make the model small first: two layers, heads of width 8, 64 tokens; the number of heads, the
             vocabulary and everything else stay as they are.
@@ -98,10 +92,7 @@ def resume(
 
     if steps < 2:
         raise ConfigError("needs 2 steps or more, to stop between them", where="--steps")
-    file = config
-    if config is not None and "=" in str(config):
-        overrides, file = (str(config), *overrides), None
-    run = run_config(file, overrides).value
+    run = run_config(config, overrides).value
     with tempfile.TemporaryDirectory() as scratch:
         found = verify_resume(run, Path(scratch), launch=_train_quietly, num_steps=steps, shrink=shrink)
     print(f"{'step':>4}  {'without a stop':>14}  {'resumed':>14}  verdict")

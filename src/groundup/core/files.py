@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: atomic writes, checksums, and whether there is room."""
+"""Files and folders that are either whole or absent: atomic writes, checksums, and whether there is room."""
 
 import contextlib
 import errno
@@ -27,7 +27,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     On any exception the temporary file is removed and ``path`` is left as it was.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -38,6 +38,45 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         temporary.unlink(missing_ok=True)
         raise
     fsync_dir(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Makes a temporary folder beside ``folder``; fsynced and renamed onto it on success, whatever it held.
+
+    On any exception it and the parents made for it are removed, and ``folder`` is left as it was.
+    """
+    missing = [parent for parent in folder.absolute().parents if not parent.exists()]
+    temporary, old = temporary_path(folder), folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        fsync_tree(temporary)
+        if folder.exists():
+            folder.rename(old)
+        temporary.rename(folder)
+        fsync_dir(folder.parent)
+    finally:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        for path in (temporary, old):
+            shutil.rmtree(path, ignore_errors=True)
+        if not folder.exists():
+            with contextlib.suppress(OSError):  # another process has put something there
+                for parent in missing:
+                    parent.rmdir()
+
+
+def temporary_path(path: Path, *, shared: bool = False) -> Path:
+    """The hidden name beside ``path`` under which this process, or several (``shared``), prepare it."""
+    return path.with_name(f".{path.name}.tmp" if shared else f".{path.name}.{os.getpid()}.tmp")
+
+
+def fsync_tree(folder: Path) -> None:
+    """Makes a folder with all that is below it durable."""
+    for path in (*folder.rglob("*"), folder):
+        fsync_file(path)
 
 
 def fsync_dir(path: Path) -> None:
@@ -100,12 +139,9 @@ def checksum(path: Path, *, on_read: Callable[[int], None] | None = None) -> str
 def require_writable(folder: Path, *, where: str) -> None:
     """Makes a folder, and refuses one in which nothing can be written.
 
-    Args:
-        folder: That much will be written into.
-        where: The setting that names it.
-
     Raises:
-        MachineError: It is a file, below one, in a file system of the kernel's, read-only, or on a full disk.
+        MachineError: It is a file, below one, in a file system of the kernel's, read-only, or on a full disk;
+            ``where`` is the setting that names it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

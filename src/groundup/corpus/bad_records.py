@@ -11,12 +11,12 @@ import collections
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Literal
 
 import orjson
 from annotated_types import Interval
 
-from groundup.core.config_class import config
+from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 
@@ -55,6 +55,15 @@ class BadRecordPolicy:
         return self.action == "fail" or (self.action == "skip-malformed" and reason == DAMAGED_FILE)
 
 
+@config
+class BadRecordCounts:
+    """The bad records of a run as its manifest tells them; ``offenders`` names the first."""
+
+    bad: NotNegative
+    by_reason: dict[str, NotNegative]
+    offenders: tuple[str, ...]
+
+
 class BadRecords:
     """Counts the good and bad records of a run and applies the policy.
 
@@ -66,6 +75,7 @@ class BadRecords:
             ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
             when the run fails; a file of an earlier run is replaced.
         command: The command that has flags for the policy, named in messages.
+        key_setting: The flag or setting of the field that holds the text, named in messages.
 
     Raises:
         ConfigError: ``quarantine`` without a path.
@@ -77,11 +87,13 @@ class BadRecords:
         *,
         quarantine_path: Path | None = None,
         command: str = "groundup corpus build",
+        key_setting: str = "--key",
     ) -> None:
         if policy.action == "quarantine" and quarantine_path is None:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
         self.command = command
+        self._key_setting = key_setting
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
         self.good = 0
         self.bad = 0
@@ -190,9 +202,9 @@ class BadRecords:
         """How many were bad, why, and the first 20 of them, one a line."""
         return summary_of(self.counts(), self.quarantine_path)
 
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> BadRecordCounts:
         """The same for a manifest."""
-        return {"bad": self.bad, "by_reason": dict(self.by_reason), "offenders": list(self.offenders)}
+        return BadRecordCounts(bad=self.bad, by_reason=dict(self.by_reason), offenders=tuple(self.offenders))
 
     def _fatal(self, where: str, reason: str, detail: str) -> DataError:
         """The error of a record with which the policy does not put up."""
@@ -203,7 +215,7 @@ class BadRecords:
                 where=where,
                 fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
             )
-        mend = "Name the field that holds the text with --key" if reason in _WRONG_KEY else "Mend it"
+        mend = self._name_the_key() if reason in _WRONG_KEY else "Mend it"
         return DataError(
             f"bad record: {reason}" + (f" ({detail})" if detail else ""),
             where=where,
@@ -214,10 +226,13 @@ class BadRecords:
         """What to do about the reason of most of the bad records."""
         reason = max(self.by_reason, key=self.by_reason.__getitem__)
         if reason in _WRONG_KEY:
-            return "Name the field that holds the text with --key."
+            return f"{self._name_the_key()}."
         if reason == DAMAGED_FILE:
             return "Get it or build it again."
         return "Mend them: JSON Lines (one object a line), text in UTF-8 or Parquet is expected."
+
+    def _name_the_key(self) -> str:
+        return f"Name the field that holds the text with {self._key_setting}"
 
     def _reasons(self) -> str:
         return ", ".join(f"{reason}: {count:,}" for reason, count in self.by_reason.most_common())
@@ -230,13 +245,13 @@ class BadRecords:
         self._quarantine.flush()
 
 
-def summary_of(counts: Mapping[str, Any], quarantine_path: Path | None = None) -> str:
-    """In words what ``BadRecords.counts`` gave, perhaps in an earlier run: how many, why, and the first."""
-    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.get("by_reason", {}).items())
-    head = f"{counts['bad']:,} bad record{'s' * (counts['bad'] != 1)} left out: {reasons}"
-    if quarantine_path and counts["bad"]:
+def summary_of(counts: BadRecordCounts, quarantine_path: Path | None = None) -> str:
+    """Describes bad records of this or an earlier run: how many, why, and the first of them."""
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in counts.by_reason.items())
+    head = f"{counts.bad:,} bad record{'s' * (counts.bad != 1)} left out: {reasons}"
+    if quarantine_path and counts.bad:
         head += f"; kept in {quarantine_path}"
-    return "\n  ".join([head, *counts.get("offenders", ())])
+    return "\n  ".join([head, *counts.offenders])
 
 
 def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:

@@ -15,7 +15,7 @@ from groundup.core.config import config, to_dict
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.files import atomic_write, require_free_space
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import describe_files, read_manifest, write_manifest
 from groundup.core.progress import Progress, human_count
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.cut import cut_document
@@ -26,8 +26,8 @@ from groundup.corpus.filters import FixUnicode, NormalizeWhitespace, Step
 from groundup.corpus.inputs import fingerprint_of, listed
 from groundup.corpus.python_library import find_python_library, read_python_library
 from groundup.corpus.read_documents import read_files
-from groundup.corpus.recorded import DOCUMENTS, EXCLUDED, MANIFEST
-from groundup.corpus.report import CorpusReport, Tally
+from groundup.corpus.recorded import DOCUMENTS, EXCLUDED, MANIFEST, CorpusAbout, CorpusManifest
+from groundup.corpus.report import CorpusCounts, CorpusReport, Tally
 from groundup.corpus.shuffle import DEFAULT_MEMORY_BYTES, shuffle_lines
 from groundup.corpus.sources import SourceFile, find_source_files
 
@@ -121,7 +121,7 @@ def _build(
     files: list[SourceFile],
     mark: str,
     shuffle_memory_bytes: int,
-) -> dict[str, object]:
+) -> CorpusCounts:
     output_dir = corpus_config.output_dir
     scratch_dir = output_dir / _SCRATCH
     total = sum(file.size_bytes for file in (*library, *files))
@@ -164,14 +164,14 @@ def _build(
             raise _nothing_left(corpus_config, tally, bad_records)
         (output_dir / MANIFEST).unlink(missing_ok=True)  # from here on the old corpus is gone
     counts = tally.counts(bad_records)
-    Manifest(
-        kind="corpus",
+    manifest = CorpusManifest(
         fingerprint=mark,
         inputs=listed([*library, *files]),
         counts=counts,
         files=describe_files(output_dir, [DOCUMENTS, EXCLUDED]),
-        about={"config": to_dict(corpus_config)},
-    ).write(output_dir / MANIFEST)
+        about=CorpusAbout(config=to_dict(corpus_config)),
+    )
+    write_manifest(output_dir / MANIFEST, manifest)
     return counts
 
 
@@ -247,7 +247,7 @@ def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
     if not path.is_file():
         return None
     try:
-        manifest = Manifest.read(path, "corpus")
+        manifest = read_manifest(path, CorpusManifest)
     except DataError as error:
         logger.warning("building anew: %s", error)
         return None
@@ -260,21 +260,17 @@ def _finished(output_dir: Path, mark: str) -> CorpusReport | None:
         why = "its files are not those recorded" if not whole else "other settings or other input files"
         logger.info("%s holds another corpus (%s): building anew", output_dir, why)
         return None
-    try:
-        report = CorpusReport.from_counts(output_dir, mark, manifest.counts, reused=True)
-    except (KeyError, TypeError):
-        logger.warning("building anew: the counts in %s are damaged", path)
-        return None
+    report = CorpusReport.from_counts(output_dir, mark, manifest.counts, reused=True)
     if report.bad_records:
         quarantine = output_dir / _QUARANTINE
         kept = quarantine if quarantine.is_file() else None
-        logger.warning("%s", summary_of(manifest.counts["bad_records"], kept))
+        logger.warning("%s", summary_of(manifest.counts.bad_records, kept))
     return report
 
 
 def _nothing_left(corpus_config: CorpusConfig, tally: Tally, bad_records: BadRecords) -> DataError:
     counts = tally.counts(bad_records)
-    parts = [f"{entry['rule']}: {entry['reason']} {entry['documents']:,}" for entry in counts["dropped"]]
+    parts = [f"{entry.rule}: {entry.reason} {entry.documents:,}" for entry in counts.dropped]
     parts += [f"bad record: {reason} {count:,}" for reason, count in bad_records.by_reason.items()]
     because = f" ({'; '.join(parts)})" if parts else ": the files are empty"
     sources = ", ".join(str(source) for source in corpus_config.sources) or "the Python library"

@@ -2,14 +2,14 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
-from groundup.corpus.bad_records import BadRecords
+from groundup.core.config_class import NotNegative, config
+from groundup.corpus.bad_records import BadRecordCounts, BadRecords
 
 _NUM_EXAMPLES = 3
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@config
 class Dropped:
     """The documents that one rule dropped for one reason.
 
@@ -23,9 +23,22 @@ class Dropped:
 
     rule: str
     reason: str
-    documents: int
-    bytes: int
+    documents: NotNegative
+    bytes: NotNegative
     examples: tuple[str, ...]
+
+
+@config
+class CorpusCounts:
+    """What a corpus manifest counts; see ``CorpusReport``."""
+
+    documents_read: NotNegative
+    bytes_read: NotNegative
+    documents: NotNegative
+    bytes: NotNegative
+    edited: dict[str, NotNegative]
+    dropped: tuple[Dropped, ...]
+    bad_records: BadRecordCounts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,22 +78,20 @@ class CorpusReport:
 
     @classmethod
     def from_counts(
-        cls, output_dir: Path, fingerprint: str, counts: dict[str, Any], *, reused: bool
+        cls, output_dir: Path, fingerprint: str, counts: CorpusCounts, *, reused: bool
     ) -> "CorpusReport":
         """The report that a manifest's counts give."""
         return cls(
             output_dir=output_dir,
             fingerprint=fingerprint,
-            documents_read=counts["documents_read"],
-            bytes_read=counts["bytes_read"],
-            documents=counts["documents"],
-            bytes=counts["bytes"],
-            edited=counts["edited"],
-            dropped=tuple(
-                Dropped(**{**entry, "examples": tuple(entry["examples"])}) for entry in counts["dropped"]
-            ),
-            bad_records=counts["bad_records"]["bad"],
-            bad_by_reason=counts["bad_records"]["by_reason"],
+            documents_read=counts.documents_read,
+            bytes_read=counts.bytes_read,
+            documents=counts.documents,
+            bytes=counts.bytes,
+            edited=counts.edited,
+            dropped=counts.dropped,
+            bad_records=counts.bad_records.bad,
+            bad_by_reason=counts.bad_records.by_reason,
             reused=reused,
         )
 
@@ -135,17 +146,17 @@ class Tally:
         """Counts a document that a step changed."""
         self.edited[rule] = self.edited.get(rule, 0) + 1
 
-    def counts(self, bad_records: BadRecords) -> dict[str, Any]:
-        """Everything counted, as JSON-like values."""
-        return {
-            "documents_read": self.documents_read,
-            "bytes_read": self.bytes_read,
-            "documents": self.documents,
-            "bytes": self.bytes,
-            "edited": dict(sorted(self.edited.items())),
-            "dropped": [
-                {"rule": rule, "reason": reason, "documents": count, "bytes": size, "examples": examples}
+    def counts(self, bad_records: BadRecords) -> CorpusCounts:
+        """Everything counted, for the manifest."""
+        return CorpusCounts(
+            documents_read=self.documents_read,
+            bytes_read=self.bytes_read,
+            documents=self.documents,
+            bytes=self.bytes,
+            edited=dict(sorted(self.edited.items())),
+            dropped=tuple(
+                Dropped(rule=rule, reason=reason, documents=count, bytes=size, examples=tuple(examples))
                 for (rule, reason), (count, size, examples) in sorted(self._dropped.items())
-            ],
-            "bad_records": bad_records.counts(),
-        }
+            ),
+            bad_records=bad_records.counts(),
+        )

@@ -1,1 +1,1 @@
-"""Measuring what a model knows."""
+"""Evaluation: loss and perplexity on tokens, and tasks with published definitions."""

@@ -1,4 +1,4 @@
-"""How well a model predicts a text: loss, perplexity, bits per byte.
+"""Measures how well a model predicts a text: loss, perplexity, bits per byte.
 
 Shapes: B windows, T tokens of a window, M = B T tokens, C tokens of a chunk, D model, V true vocabulary.
 """
@@ -46,7 +46,7 @@ def perplexity(
     be shorter. So each token is predicted exactly once, and the batch size does not matter.
 
     Args:
-        model: On its device; put into evaluation mode for the while.
+        model: On its device; in evaluation mode while it is measured.
         config: Its architecture.
         tokens: [num_tokens], any integer dtype, memory-mapped or not.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
@@ -99,7 +99,7 @@ def perplexity_of_samples(
     Args:
         summed_loss: The model, in evaluation mode.
         vocab_size: Its true vocabulary.
-        samples: A split, or a blend of several sources' splits.
+        samples: A split, or a mixture of several sources' splits.
         num_samples: Samples to take, at most those of one epoch; 0 for all of these.
         mask_documents: Predict each token from its own document alone, and no document's first.
         byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
@@ -145,12 +145,12 @@ def _evaluation(
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:
-    """Bytes of text that each id stands for, int64 [vocab_size]; 0 for special tokens."""
+    """Counts the bytes of text that each id stands for, int64 [vocab_size]; 0 for special tokens."""
     return np.array([len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)], dtype=np.int64)
 
 
 def unigram_entropy(tokens: Tokens) -> float:
-    """Entropy of the tokens' frequencies in nats a token: the loss of a model that only knows these.
+    """Computes the entropy of the tokens' frequencies in nats a token: the loss of knowing only these.
 
     Raises:
         DataError: There are no tokens.
@@ -167,7 +167,7 @@ def unigram_entropy(tokens: Tokens) -> float:
 
 
 def _batches(num_targets: int, length: int, batch_size: int) -> Iterator[tuple[int, int, int]]:
-    """First token, rows and width of each batch: whole windows, then what is left as one row."""
+    """Yields first token, rows and width of each batch: whole windows, then the rest as one row."""
     whole = num_targets // length
     for window in range(0, whole, batch_size):
         yield window * length, min(batch_size, whole - window), length

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
+from groundup.checkpoint.native.folder import is_checkpoint
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
@@ -25,12 +27,12 @@ def open_tokens(
     data: Sequence[Path],
     tokenizer: Tokenizer,
     *,
-    split: str = "969,30,1",
+    split: str = DataConfig.split,
     split_name: SplitName = "all",
     text_key: str = "text",
     bad_records: BadRecordPolicy | None = None,
 ) -> Tokens:
-    """All tokens of the data, one document behind the other.
+    """Opens all tokens of the data, one document behind the other.
 
     Args:
         data: One path of token files, as a run takes it, or texts: files, folders and globs.
@@ -57,10 +59,18 @@ def open_tokens(
     if split_name != "all":
         raise ConfigError(
             f"texts have no {split_name} split",
-            where="--split-name",
+            where="perplexity.split_name",
             fix="Leave it out, or name token files.",
         )
     return _tokenize(data, tokenizer, text_key, bad_records or BadRecordPolicy())
+
+
+def split_of_run(source: Path) -> str:
+    """Returns the split that a checkpoint's run was trained with; the default one for other models."""
+    if not is_checkpoint(source):
+        return DataConfig.split
+    data = read_checkpoint_manifest(source).about.config.get("data", {})  # converted models have none
+    return str(data.get("split", DataConfig.split))
 
 
 def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: SplitName) -> Tokens:
@@ -77,17 +87,18 @@ def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: Spli
     tokens = open_source(path).tokens
     if split_name != "all":
         config = DataConfig(path=path, split=split, opening_id=tokenizer.end_of_document_id)
-        parts = open_splits(config, seed=0).parts[split_name]
-        if not parts:
+        source_splits = open_splits(config, seed=0).source_splits[split_name]
+        if not source_splits:
             raise DataError(
                 f"none of its files is named as one of {split_name}",
                 where=path,
                 fix="Choose another split, or name the files themselves by a quoted glob.",
             )
-        tokens = parts[0].tokens
+        tokens = source_splits[0].tokens
     if len(tokens) < 2:
+        part = "it" if split_name == "all" else f"its {split_name} split ({split})"
         raise DataError(
-            f"its {split_name} split ({split}) has {len(tokens)} tokens; predicting needs at least two",
+            f"{part} has {len(tokens)} tokens; predicting needs at least two",
             where=path,
             fix="Choose another split, or add text.",
         )
@@ -97,10 +108,10 @@ def _open_dataset(path: Path, tokenizer: Tokenizer, split: str, split_name: Spli
 def _tokenize(
     data: Sequence[Path], tokenizer: Tokenizer, text_key: str, policy: BadRecordPolicy
 ) -> npt.NDArray[Any]:
-    """The documents as one stream, each closed by the end-of-document id."""
+    """Tokenizes documents into one stream, each closed by the end-of-document id."""
     end = np.array([tokenizer.end_of_document_id], dtype=np.uint32)
     pieces: list[npt.NDArray[np.uint32]] = []
-    with BadRecords(policy) as bad_records:
+    with BadRecords(policy, key_setting="perplexity.text_key") as bad_records:
         for document in read_documents(data, text_key=text_key, bad_records=bad_records):
             ids = tokenizer.encode_array(document.text)
             if ids.size:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.block_manager import BlockManager

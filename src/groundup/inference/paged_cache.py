@@ -133,7 +133,7 @@ class PagedCache:
         return y_MNH.transpose(0, 1).unsqueeze(0)
 
     def _decode(self, q_RNH: Tensor, keys: Tensor, values: Tensor, group: _Decodes) -> Tensor:
-        """Attention [R, N, H] of a single query each."""
+        """Attends from a single query each; returns [R, N, H]."""
         num_texts, num_keys = group.bias_R1S.shape[0], group.bias_R1S.shape[2]
         wanted = num_texts * num_keys * keys.shape[2] * keys.shape[3]
         if self._scratch.shape[1] < wanted:
@@ -149,19 +149,19 @@ class PagedCache:
             y_RKGH = scaled_dot_product_attention(
                 q_RKGH, k_RSKH.transpose(1, 2), v_RSKH.transpose(1, 2), attn_mask=group.bias_R1S.unsqueeze(1)
             )
-            return y_RKGH.flatten(1, 2)  # type: ignore[no-any-return]
+            return y_RKGH.flatten(1, 2)
         q_RKGH = q_RKGH * q_RKGH.shape[-1] ** -0.5
         if q_RKGH.shape[2] == 1:  # in place: nothing else reads what was gathered
             scores_RSK = k_RSKH.mul_(q_RKGH.transpose(1, 2)).sum(-1, dtype=torch.float32)
             weights_RSK = (scores_RSK + group.bias_R1S.transpose(1, 2)).softmax(1).to(q_RNH.dtype)
-            return v_RSKH.mul_(weights_RSK.unsqueeze(-1)).sum(1)
+            return v_RSKH.mul_(weights_RSK.unsqueeze(-1)).sum(1)  # type: ignore[no-any-return]
         scores_RSKG = (k_RSKH.unsqueeze(3) * q_RKGH.unsqueeze(1)).sum(-1, dtype=torch.float32)
         bias_RS11 = group.bias_R1S.transpose(1, 2).unsqueeze(3)
         weights_RSKG = (scores_RSKG + bias_RS11).softmax(1).to(q_RNH.dtype)
         return (v_RSKH.unsqueeze(3) * weights_RSKG.unsqueeze(-1)).sum(1).flatten(1, 2)
 
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
-        """Cuts falling lengths where padding or the gathered keys would be too much."""
+        """Cuts texts of falling lengths where padding or the gathered keys would be too much."""
         of_token = self._pool.shape[-1] * self._pool.shape[-2]
         most_blocks = (
             _KEYS_AT_ONCE // (of_token * self.block_size) if self._pool.device.type == "cpu" else 1 << 62

@@ -1,4 +1,4 @@
-"""Choosing the next token.
+"""Draws the next token.
 
 Shapes: B rows, V vocabulary.
 """
@@ -16,7 +16,7 @@ from groundup.core.config import config
 
 @config
 class Sampling:
-    """How the next token is drawn. The changes apply in the order of the attributes, the penalty before all.
+    """Settings of the draw of the next token. The changes apply in the order of the attributes, the penalty before all.
 
     Attributes:
         temperature: Logits are divided by it; 0 always takes the most probable token.
@@ -96,7 +96,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """The logits with -inf for the tokens that ``top_k``, ``top_p`` and ``min_p`` leave out."""
+    """Sets the logits of the tokens that ``top_k``, ``top_p`` and ``min_p`` leave out to -inf."""
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
@@ -115,7 +115,7 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int]]) -> Tensor:
-    """The logits with those of each row's earlier tokens made less likely by a penalty above 1."""
+    """Makes the earlier tokens of each row less likely, by a penalty above 1."""
     logits_BV = logits_BV.clone()
     for logits_V, context in zip(logits_BV, contexts, strict=True):
         ids = torch.tensor(sorted(set(context)), device=logits_V.device)
@@ -128,7 +128,7 @@ def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int
 def logprobs_of(
     logits_BV: Tensor, ids: Sequence[int], wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    """Log-probabilities of the drawn tokens and of the most probable ones, for the rows that want some."""
+    """Returns log-probabilities of drawn tokens and of the most probable ones, for rows that want some."""
     found: list[TokenLogprob | None] = [None] * len(ids)
     for row, (number, count) in enumerate(zip(ids, wanted, strict=True)):
         if count is not None:

@@ -1,13 +1,13 @@
 """What a run folder holds already: this run, another one, or damaged checkpoints only."""
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.native.commit import recover
-from groundup.checkpoint.native.contents import read_manifest
-from groundup.checkpoint.native.store import describe_damage, find_newest, point_latest
+from groundup.checkpoint.native.commit import recover_replaced
+from groundup.checkpoint.native.contents import CheckpointAbout, read_checkpoint_manifest
+from groundup.checkpoint.native.folder import CHECKPOINTS, describe_damage, find_newest, point_latest
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.log import logger
@@ -15,7 +15,6 @@ from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 from groundup.train.metrics import METRICS_FILE, last_step
 
-CHECKPOINTS = "checkpoints"
 _OF_A_RUN = (CHECKPOINTS, METRICS_FILE, "tensorboard")
 _MUST_MATCH = (
     "model",
@@ -53,11 +52,11 @@ def checkpoint_to_continue(
     """
     checkpoints_dir = config.run_dir / CHECKPOINTS
     if mesh.is_first:
-        recover(checkpoints_dir)
+        recover_replaced(checkpoints_dir)
     mesh.barrier()
     newest, damaged = find_newest(checkpoints_dir, mesh, tokenizer=tokenizer_fingerprint)
     if newest:
-        _require_same_run(config, data_fingerprint, read_manifest(newest).about, newest)
+        _require_same_run(config, data_fingerprint, read_checkpoint_manifest(newest).about, newest)
         if mesh.is_first:
             point_latest(newest)  # it may lead to a damaged one
         return newest
@@ -99,20 +98,20 @@ def _set_aside(config: TrainConfig, names: Iterable[str]) -> None:
 
 
 def _require_same_run(
-    config: TrainConfig, data_fingerprint: str, about: Mapping[str, Any], where: object
+    config: TrainConfig, data_fingerprint: str, about: CheckpointAbout, where: object
 ) -> None:
     """Refuses to continue a checkpoint as what it was not; changes that are allowed are logged.
 
     Raises:
         CheckpointError: Naming the settings that differ.
     """
-    if "converted_from" in about:
+    if about.converted_from is not None:
         raise CheckpointError(
             "holds a converted model, not a run",
             where=where,
             fix=f"Name another run_dir, and begin with this model: start.path={config.run_dir}",
         )
-    before, now = _flat(about["config"]), _flat(to_dict(config))
+    before, now = _flat(about.config), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
     forbidden = [
@@ -127,9 +126,9 @@ def _require_same_run(
             where=where,
             fix="Name another run_dir, or restore the settings.",
         )
-    if about["data"] != data_fingerprint:
+    if about.data != data_fingerprint:
         raise CheckpointError(
-            f"trained on other data ({about['data']})"
+            f"trained on other data ({about.data})"
             f" than {', '.join(map(str, config.data.paths))} ({data_fingerprint})",
             where=where,
             fix="Restore the data, or name another run_dir.",

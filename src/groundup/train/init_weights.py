@@ -4,13 +4,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.huggingface.weights import is_huggingface
-from groundup.checkpoint.lazy import LazyModel, parameters_on_meta
-from groundup.checkpoint.megatron.ranks import is_megatron
-from groundup.checkpoint.native import store
+from groundup.checkpoint.formats import FORMATS, detect_format
+from groundup.checkpoint.lazy import LazyModel
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
+from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
-from groundup.checkpoint.vocab_padding import misfits, physical
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
@@ -50,14 +48,15 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         initialise(state.model, config.model, seed=config.seed, place=place)
         _begin_average(state)
     elif config.start.state:
-        if is_huggingface(path):
+        found = detect_format(path)
+        if not found.keeps_run:
             raise CheckpointError(
-                "a Hugging Face folder has weights only",
+                f"{found.title} have weights only",
                 where=path,
                 fix="Leave out start.state, or name a checkpoint of groundup.",
             )
         _require_tokenizer(_open(path), tokenizer)
-        folder = store.resolve(path)
+        folder = resolve_checkpoint(path)
         state.restore(folder, config, mesh)
         logger.info("going on from %s: step %d", folder, state.step)
     else:
@@ -69,8 +68,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
 
 def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, tokenizer: Tokenizer) -> None:
     _require_tokenizer(stored, tokenizer)
-    shapes = {name: tensor.shape for name, tensor in stored.weights.items()}
-    if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
+    if problems := find_mismatch(logical_shapes(config.model), stored.shapes):
         raise CheckpointError(
             f"does not fit the model of the config: {problems}",
             where=stored.source,
@@ -79,7 +77,7 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, to
     for name, parameter in state.model.named_parameters():
         stored_as = checkpoint_name(name, config.model)
         value = stored.weights[stored_as].read().to(parameter.dtype)
-        place(parameter.detach(), physical(stored_as, value, config.model))
+        place(parameter.detach(), pad(stored_as, value, config.model))
     state.bos_ids = stored.bos_ids
     state.companions = stored.companions
 
@@ -111,10 +109,12 @@ def _begin_average(state: TrainState) -> None:
 
 
 def _open(path: Path) -> LazyModel:
-    if path.exists() and is_megatron(path):
+    found = detect_format(path)
+    if not found.starts_training:
+        titles = ", ".join(entry.title for entry in FORMATS if entry.starts_training)
         raise CheckpointError(
-            "training starts from checkpoints of groundup and Hugging Face folders",
+            f"training starts from {titles}",
             where=path,
             fix=f"Convert it first: groundup convert {shlex.quote(str(path))} OUT --to native",
         )
-    return open_lazy(path)
+    return found.codec.open(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.native.folder import CHECKPOINTS
 from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Writer
 from groundup.core.config import to_yaml
@@ -29,7 +30,7 @@ from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
-from groundup.train.continue_run import CHECKPOINTS, checkpoint_to_continue
+from groundup.train.continue_run import checkpoint_to_continue
 from groundup.train.cpu import keep_freed_memory
 from groundup.train.data_loader import Prefetch, read_batch
 from groundup.train.ema import WeightAverage
@@ -222,7 +223,7 @@ def _log_description(run: Run) -> None:
         config.data.sequence_length,
         human_count(run.training.num_tokens),
     )
-    for part in run.splits.parts["train"]:
+    for part in run.splits.source_splits["train"]:
         if isinstance(part.samples, PackedDataset):
             logger.info("%s: %s", part.key, part.samples.describe())
 

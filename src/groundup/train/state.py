@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.companions import Companions, companions_of
-from groundup.checkpoint.lazy import parameters_on_meta
-from groundup.checkpoint.native.contents import read_manifest
-from groundup.checkpoint.native.load import Group, group_names, load_into
+from groundup.checkpoint.companions import Companions
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
+from groundup.checkpoint.native.contents import TrainingCounts, read_checkpoint_manifest, read_groups
+from groundup.checkpoint.native.load import TensorGroup, load_into
+from groundup.checkpoint.native.model import sound_companions
 from groundup.checkpoint.native.save import Snapshot
 from groundup.checkpoint.native.shards import checkpoint_name
-from groundup.checkpoint.vocab_padding import misfits
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.models import Model
@@ -97,17 +96,6 @@ class TrainState:
 
     def snapshot(self, config: TrainConfig, data_fingerprint: str, mesh: ParallelMesh) -> Snapshot:
         """Returns this rank's part of a checkpoint of the present state."""
-        random = {f"{name}/{mesh.rank}": state for name, state in RngStates.now().states.items()}
-        counts: dict[str, Any] = {
-            "step": self.step,
-            "samples": self.samples,
-            "tokens": self.tokens,
-            "skipped_steps": self.skipped_steps,
-        }
-        if self.scaler:
-            counts["loss_scale"] = self.scaler.state()
-        if self.spike_guard:
-            counts["spike_guard"] = self.spike_guard.state()
         groups = {"model": self._weights(), "optimizer": self.optimizers.state()}
         if self.average:
             groups["ema"] = self.average.values
@@ -116,13 +104,18 @@ class TrainState:
                 group: {checkpoint_name(key, config.model): tensor for key, tensor in tensors.items()}
                 for group, tensors in groups.items()
             },
-            random=random,
-            state=counts,
-            about={
-                "config": to_dict(config),
-                "data": data_fingerprint,
-                "bos_ids": list(self.bos_ids),
-            },
+            random={f"{name}/{mesh.rank}": state for name, state in RngStates.now().states.items()},
+            counts=TrainingCounts(
+                step=self.step,
+                samples=self.samples,
+                tokens=self.tokens,
+                skipped_steps=self.skipped_steps,
+                loss_scale=self.scaler.state() if self.scaler else None,
+                spike_guard=self.spike_guard.state() if self.spike_guard else None,
+            ),
+            config=to_dict(config),
+            data=data_fingerprint,
+            bos_ids=self.bos_ids,
             companions=self.companions,
         )
 
@@ -132,27 +125,27 @@ class TrainState:
         Raises:
             CheckpointError: It is of another model or another optimizer.
         """
-        weights = Group(folder, "model")
-        shapes = {name: entry.shape for name, entry in weights.items()}
-        if problems := misfits(parameters_on_meta(config.model), config.model, shapes):
-            raise CheckpointError(f"does not fit the model: {problems}", where=folder)
-        load_into(weights, _stored(self._weights(), config), config.model)
+        weights = TensorGroup(folder, "model")
+        shapes = {name: tensor.shape for name, tensor in weights.items()}
+        if mismatch := find_mismatch(logical_shapes(config.model), shapes):
+            raise CheckpointError(f"does not fit the model: {mismatch}", where=folder)
+        load_into(weights, _named(self._weights(), config), config.model)
+        manifest = read_checkpoint_manifest(folder)
         self._restore_optimizer(folder, config)
-        if self.average and "ema" in group_names(folder):
-            load_into(Group(folder, "ema"), _stored(self.average.values, config), config.model)
+        if self.average and "ema" in read_groups(folder):
+            load_into(TensorGroup(folder, "ema"), _named(self.average.values, config), config.model)
         elif self.average:
             self.average.begin()  # the run had none until now
 
-        manifest = read_manifest(folder)
         counts = manifest.counts
-        self.bos_ids = tuple(manifest.about.get("bos_ids", ()))
-        self.companions = companions_of(folder, manifest)
-        self.step, self.samples, self.tokens = counts["step"], counts["samples"], counts["tokens"]
-        self.skipped_steps = counts["skipped_steps"]
-        if self.scaler and "loss_scale" in counts:
-            self.scaler.load(counts["loss_scale"])
-        if self.spike_guard and "spike_guard" in counts:
-            self.spike_guard.load(counts["spike_guard"])
+        self.bos_ids = manifest.about.bos_ids
+        self.companions = sound_companions(folder, manifest.files)
+        self.step, self.samples, self.tokens = counts.step, counts.samples, counts.tokens
+        self.skipped_steps = counts.skipped_steps
+        if self.scaler and counts.loss_scale:
+            self.scaler.load(counts.loss_scale)
+        if self.spike_guard and counts.spike_guard:
+            self.spike_guard.load(counts.spike_guard)
         # A rank that did not exist keeps the state of its seed.
         random_states(folder, mesh.rank).restore()
 
@@ -160,17 +153,14 @@ class TrainState:
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
     def _restore_optimizer(self, folder: Path, config: TrainConfig) -> None:
-        group = Group(folder, "optimizer")
+        group = TensorGroup(folder, "optimizer")
         entries: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
-        for key, entry in group.items():
+        for key, tensor in group.items():
             name, _, moment = key.rpartition("/")
-            entries.setdefault(name, {})[moment] = entry.dtype, entry.shape
-        known = parameters_on_meta(config.model).keys()
-        if entries and entries.keys() != known:
-            missing, unknown = sorted(known - entries.keys()), sorted(entries.keys() - known)
+            entries.setdefault(name, {})[moment] = tensor.dtype, tensor.shape
+        if entries and (mismatch := find_mismatch(logical_shapes(config.model).keys(), entries.keys())):
             raise CheckpointError(
-                f"optimizer state does not fit: {len(missing)} parameters have none {missing[:3]},"
-                f" {len(unknown)} are unknown {unknown[:3]}",
+                f"optimizer state does not fit the parameters: {mismatch}",
                 where=folder,
                 fix="Continue with the optimizer the run began with.",
             )
@@ -185,16 +175,16 @@ class TrainState:
                     where=folder,
                     fix="Restore the settings of the optimizer, or name another run_dir.",
                 )
-        load_into(group, _stored(self.optimizers.make_room(of_mine), config), config.model)
+        load_into(group, _named(self.optimizers.make_room(of_mine), config), config.model)
 
 
 def random_states(folder: Path, rank: int) -> RngStates:
     """Reads the RNG states of a rank from a checkpoint."""
-    group = Group(folder, "random")
+    group = TensorGroup(folder, "random")
     names = {name.rpartition("/")[0]: name for name in group if name.endswith(f"/{rank}")}
     return RngStates({generator: group.read(name) for generator, name in names.items()})
 
 
-def _stored(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
+def _named(tensors: Mapping[str, Tensor], config: TrainConfig) -> list[tuple[str, Tensor]]:
     """Returns tensors with their names in a checkpoint."""
     return [(checkpoint_name(key, config.model), tensor) for key, tensor in tensors.items()]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from groundup.core.errors import TrainingError
 from groundup.parallel.device import Precision
+from groundup.parallel.dtensor import local
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
@@ -140,5 +141,6 @@ def _unscale_and_clip(state: TrainState, scale: float, max_norm: float, mesh: Pa
     if max_norm > 0 and norm > max_norm:
         ratio *= max_norm / (norm + 1e-6)
     if ratio != 1.0 and math.isfinite(norm):
-        torch._foreach_mul_(list(gradients.values()), ratio)
+        # What each rank holds of them: DTensor's rule for the list takes a second to find.
+        torch._foreach_mul_([local(gradient) for gradient in gradients.values()], ratio)
     return norm

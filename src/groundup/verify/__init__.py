@@ -1,1 +1,1 @@
-"""Is my run right? Measured deviations, and the range in which they are accepted."""
+"""Checks of runs and conversions: measured deviations, and the range in which they are accepted."""

@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,24 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.formats import open_lazy
-from groundup.checkpoint.huggingface.shard_sizes import Sharding
-from groundup.checkpoint.huggingface.weights import is_huggingface, write_stored
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_dtype, with_biases, without_moments
-from groundup.checkpoint.megatron.padded_vocab import padded_rows
-from groundup.checkpoint.megatron.parameter_names import Naming
-from groundup.checkpoint.megatron.rope_args import why_not_legacy
-from groundup.checkpoint.megatron.write import require_divides, write_megatron
-from groundup.checkpoint.megatron.write_optimizer import why_without_moments
-from groundup.checkpoint.native.model import write_native
+from groundup.checkpoint.formats import FORMATS, CheckpointFormat, Variant, format_named, open_lazy
+from groundup.checkpoint.lazy import DtypeName, LazyModel, LazyTensor, in_dtype, torch_dtype
 from groundup.checkpoint.parity import TOLERANCE, Parity, Reference
 from groundup.core.errors import ConfigError, GroundupError
 from groundup.core.files import checksum, require_free_space
-from groundup.models import ModelConfig
+from groundup.core.vocabulary import padded_vocab_size
 
 _COPIES = 3
 """On the disk at a time: in the circle its first, the one that is read and the one that is written."""
 
+_PADDING = 256
+"""Of the vocabulary of Megatron-LM's models at a tensor parallelism of 2, the most that a format pads."""
 _WEIGHTS = "model.safetensors"
 _TRANSFORMERS = "hf, computed by transformers"
 _SOURCE = "the source, computed by transformers"
@@ -45,8 +39,8 @@ class Converted:
     Attributes:
         path: Its name.
         parity: Of the logits with the original's; None where they were not computed.
-        bits_equal: Whether all weights (and kept moments) are those of the original to the bit; None where
-            no weights came back.
+        bits_equal: Whether all weights, and the optimizer's state where kept, are the original's to the bit;
+            None where none came back.
         problem: What is wrong beside that; empty when nothing is.
         omitted: Why the path was not taken; empty when it was.
     """
@@ -64,21 +58,11 @@ class Converted:
         return not self.problem and self.bits_equal is not False and close
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Path:
-    name: str
-    write: Callable[..., object]  # of the model, the folder and on_write
-    keeps_moments: bool = False
-    dtype: torch.dtype | None = None
-    biased: bool = True  # a format that knows no GPT-2 without biases
-    refuses: bool = False  # a format that does not know all models, and says so
-
-
 def verify_convert(stored: LazyModel, scratch: Path, *, on_write: OnWrite) -> Iterator[Converted]:
     """Takes a model through every format and back.
 
     Args:
-        stored: The model, with its moments if it has any.
+        stored: The model, with its optimizer's state if it has any.
         scratch: An existing folder, in which up to three copies of the model lie at a time.
         on_write: Told the bytes of each tensor when it is written.
 
@@ -86,67 +70,44 @@ def verify_convert(stored: LazyModel, scratch: Path, *, on_write: OnWrite) -> It
         MachineError: The disk is too small.
     """
     require_free_space(scratch, _needed_bytes(stored), "the conversion of the model through every format")
-    originals: dict[torch.dtype | None, Reference] = {}
-    for path in _paths(stored):
-        wanted = in_dtype(stored, path.dtype) if path.dtype else stored
-        wanted = with_biases(wanted) if path.biased else wanted
-        wanted = wanted if path.keeps_moments else without_moments(wanted)
-        if path.dtype not in originals:
-            originals[path.dtype] = Reference(wanted)
-        write = partial(path.write, on_write=on_write)
-        yield _taken(path, write, wanted, originals[path.dtype], scratch / "one")
-        shutil.rmtree(scratch / "one", ignore_errors=True)
-    wanted = without_moments(with_biases(stored))
-    yield _circle(wanted, originals[None], scratch, on_write)
+    originals: dict[DtypeName | None, Reference] = {}
+    tour: list[tuple[CheckpointFormat, Variant]] = []
+    for entry in FORMATS:
+        for variant in entry.codec.variants(stored):
+            wanted = in_dtype(stored, torch_dtype(variant.dtype)) if variant.dtype else stored
+            wanted = entry.codec.kept(wanted, **variant.options)
+            if variant.dtype not in originals:
+                originals[variant.dtype] = Reference(wanted)
+            yield _written(entry, variant, wanted, originals[variant.dtype], scratch / "one", on_write)
+            shutil.rmtree(scratch / "one", ignore_errors=True)
+            if variant.tour is not None:
+                tour.append((entry, variant))
+    huggingface = format_named("hf")
+    wanted = huggingface.codec.kept(stored)
+    yield _there_and_back(tour, wanted, originals[None], scratch, on_write)
     yield _in_transformers(wanted, originals[None], scratch / "one", on_write)
-    if is_huggingface(stored.source):
+    if huggingface.codec.detect(stored.source):
         yield _computed_by_transformers(_SOURCE, stored.source, wanted, originals[None])
 
 
-def _paths(stored: LazyModel) -> Iterator[_Path]:
-    yield _Path(name="hf", write=write_stored)
-    yield _Path(name="hf, 3 shards", write=partial(write_stored, sharding=Sharding(num_files=3)))
-    yield _Path(name="hf, bfloat16 (from the rounded)", write=write_stored, dtype=torch.bfloat16)
-    yield _Path(name="native", write=write_native, keeps_moments=True, biased=False)
-    tp, pp = largest_degrees(stored.config)
-    namings: tuple[tuple[Naming, int, int], ...] = (("legacy", 1, 1), ("core", 1, 1), ("core-fused", 1, 1))
-    if (tp, pp) != (1, 1):
-        namings = (("legacy", 1, 1), ("legacy", tp, pp), ("core", tp, pp), ("core-fused", tp, pp))
-    for naming, ranks, stages in namings:
-        write = partial(write_megatron, tp=ranks, pp=stages, naming=naming)
-        yield _Path(
-            name=f"megatron {naming} {ranks}x{stages}",
-            write=write,
-            keeps_moments=not why_without_moments(with_biases(stored), naming),
-            refuses=True,
-        )
-
-
-def largest_degrees(config: ModelConfig) -> tuple[int, int]:
-    """Tensor parallelism and stages of Megatron-LM's, 2 where the model divides and else 1."""
-
-    def divides(tp: int, pp: int) -> bool:
-        try:
-            require_divides(config, tp=tp, pp=pp)
-        except ConfigError:
-            return False
-        return True
-
-    return 2 if divides(2, 1) else 1, 2 if divides(1, 2) else 1
-
-
-def _taken(
-    path: _Path, write: Callable[..., object], wanted: LazyModel, original: Reference, folder: Path
+def _written(
+    entry: CheckpointFormat,
+    variant: Variant,
+    wanted: LazyModel,
+    original: Reference,
+    folder: Path,
+    on_write: OnWrite,
 ) -> Converted:
+    name = f"{entry.name}{variant.label}"
     try:
-        write(wanted, folder)
+        entry.codec.write(wanted, folder, on_write=on_write, **variant.options)
     except ConfigError as error:
-        if not path.refuses:
-            return Converted(path=path.name, problem=str(error))
-        return Converted(path=path.name, omitted=f"refused: {error.what}")
+        if entry.holds_all:
+            return Converted(path=name, problem=str(error))
+        return Converted(path=name, omitted=f"refused: {error.what}")
     except GroundupError as error:
-        return Converted(path=path.name, problem=str(error))
-    return _read_back(path.name, wanted, original, folder)
+        return Converted(path=name, problem=str(error))
+    return _read_back(name, wanted, original, folder)
 
 
 def _read_back(name: str, wanted: LazyModel, original: Reference, folder: Path) -> Converted:
@@ -170,35 +131,32 @@ def _read_back(name: str, wanted: LazyModel, original: Reference, folder: Path) 
     return Converted(path=name, parity=parity, bits_equal=not different, problem=problem)
 
 
-def _circle(stored: LazyModel, original: Reference, scratch: Path, on_write: OnWrite) -> Converted:
-    """From Hugging Face's format to ours, to Megatron-LM's, and back: the last file must be the first."""
-    tp, pp = largest_degrees(stored.config)
-    name = f"hf > native > megatron {tp}x{pp} > native > hf"
-    naming: Naming = "core" if why_not_legacy(stored.config) else "legacy"
-    steps: tuple[Callable[..., object], ...] = (
-        write_native,
-        partial(write_megatron, tp=tp, pp=pp, naming=naming),
-        write_native,
-        write_stored,
-    )
-    first = before = scratch / "first"
+def _there_and_back(
+    tour: Sequence[tuple[CheckpointFormat, Variant]],
+    stored: LazyModel,
+    original: Reference,
+    scratch: Path,
+    on_write: OnWrite,
+) -> Converted:
+    """From the first format through all others to the last, and back: the last file must be the first."""
+    steps = [*tour, *tour[-2::-1]]
+    name = " > ".join(f"{entry.name}{variant.tour}" for entry, variant in steps)
+    folders = [scratch / f"step{number}" for number in range(len(steps))]
     try:
-        write_stored(stored, first, on_write=on_write)
-        for number, write in enumerate(steps):
-            after = scratch / f"after{number}"
-            write(open_lazy(before), after, on_write=on_write)
-            if before != first:
-                shutil.rmtree(before)
-            before = after
-        found = _read_back(name, stored, original, before)
-        if checksum(first / _WEIGHTS) != checksum(before / _WEIGHTS) and not found.problem:
+        for number, (entry, variant) in enumerate(steps):
+            model = open_lazy(folders[number - 1]) if number else stored
+            entry.codec.write(model, folders[number], on_write=on_write, **variant.options)
+            if number > 1:
+                shutil.rmtree(folders[number - 1])
+        found = _read_back(name, stored, original, folders[-1])
+        if checksum(folders[0] / _WEIGHTS) != checksum(folders[-1] / _WEIGHTS) and not found.problem:
             found = dataclasses.replace(found, problem=f"its {_WEIGHTS} is not the first byte for byte")
     except ConfigError as error:
         return Converted(path=name, omitted=f"refused: {error.what}")
     except GroundupError as error:
         return Converted(path=name, problem=str(error))
     finally:
-        for folder in (first, *(scratch / f"after{number}" for number in range(len(steps)))):
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
     return found
 
@@ -206,7 +164,7 @@ def _circle(stored: LazyModel, original: Reference, scratch: Path, on_write: OnW
 def _in_transformers(stored: LazyModel, original: Reference, folder: Path, on_write: OnWrite) -> Converted:
     """What Hugging Face's own implementation computes from what is written for it."""
     try:
-        write_stored(stored, folder, on_write=on_write)
+        format_named("hf").codec.write(stored, folder, on_write=on_write)
         return _computed_by_transformers(_TRANSFORMERS, folder, stored, original)
     except GroundupError as error:
         return Converted(path=_TRANSFORMERS, problem=str(error))
@@ -263,7 +221,7 @@ def _listed(names: list[str]) -> str:
 def _needed_bytes(stored: LazyModel) -> int:
     """On the disk: copies of the weights, or one with the moments, with the padding of the vocabulary."""
     biggest = max(tensor.dtype.itemsize for tensor in stored.weights.values())
-    padding = padded_rows(stored.config.vocab_size, 2) - stored.config.vocab_size
+    padding = padded_vocab_size(stored.config.vocab_size, _PADDING) - stored.config.vocab_size
     weights = sum(tensor.size_bytes for tensor in stored.weights.values())
     weights += 2 * padding * stored.config.hidden_size * biggest
     moments = sum(tensor.size_bytes for tensor in stored.moments.values())

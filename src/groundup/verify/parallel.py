@@ -1,4 +1,4 @@
-"""Does a run train the same model under every layout? A few steps of each, against one process."""
+"""Checks that a run trains the same model under every layout: a few steps of each against one process."""
 
 import dataclasses
 import re
@@ -36,16 +36,19 @@ _SHRUNK_HEAD, _SHRUNK_LENGTH = 8, 64
 Curve = dict[int, tuple[float, float]]
 """Step -> loss and gradient norm."""
 
+Launch = Callable[[TrainConfig, Path], int]
+"""Trains a config, written to a file, on the ranks of its layout; returns an exit code."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """How far a layout's steps are from those of one process, relative and at most.
+    """Holds the largest relative difference of a layout's steps from those of one process.
 
     Attributes:
         layout: As the user named it.
         loss: Of the loss.
         grad_norm: Of the gradient norm before clipping.
-        error: Why it could not be measured; empty when it was.
+        error: Why it was not measured; empty when it was.
     """
 
     layout: str
@@ -55,12 +58,12 @@ class Deviation:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is within what is allowed."""
+        """Whether the deviation is within ``ALLOWED``."""
         return not self.error and max(self.loss, self.grad_norm) <= ALLOWED
 
 
 def parse_layout(name: str) -> Layout:
-    """The layout that a name like "dp2-tp2-zero3" or "pp2-gpipe" means.
+    """Parses a name like "dp2-tp2-zero3" or "pp2-gpipe".
 
     Raises:
         ConfigError: It is of another form.
@@ -81,7 +84,7 @@ def parse_layout(name: str) -> Layout:
 
 
 def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int) -> TrainConfig:
-    """The same run made comparable: a few steps in fp32 by plain SGD, without dropout.
+    """Returns a comparable copy of a run: a few steps in fp32 by plain SGD, without dropout.
 
     SGD, since Adam divides by the size of gradients and so hides a wrong one.
 
@@ -115,7 +118,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
 
 
 def shrunk(config: TrainConfig, *, num_layers: int = 2) -> TrainConfig:
-    """The same run made small: few layers, heads of width 8 and at most 64 tokens, all else as it is.
+    """Returns a small copy of a run: few layers, heads of width 8, at most 64 tokens, all else as it is.
 
     It begins with random weights, also where the run begins with those of another model.
     """
@@ -140,7 +143,7 @@ def verify_parallel(
     names: Sequence[str],
     folder: Path,
     *,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
     shrink: bool,
 ) -> Iterator[Deviation]:
@@ -150,7 +153,7 @@ def verify_parallel(
         config: The user's.
         names: Layouts, e.g. "dp2-zero3".
         folder: For the copies' run folders.
-        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        launch: Starts the training of a copy.
         num_steps: Steps of each.
         shrink: See ``shrunk``; with a layer for each stage of a pipeline.
 
@@ -185,19 +188,23 @@ def _curve(
     config: TrainConfig,
     folder: Path,
     layout: Layout,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
 ) -> Curve | None:
-    """The steps of one layout; None where it did not come to its end."""
+    """Trains one layout and reads its steps; None where training failed."""
     copy = witness(config, folder, layout=layout, num_steps=num_steps)
-    file = folder.with_name(f"{folder.name}.yaml")
-    file.write_text(to_yaml(copy), encoding="utf-8")
-    if launch(copy, file) != 0:
-        return None
-    return read_curve(folder)
+    return read_curve(folder) if trains(copy, launch) else None
+
+
+def trains(config: TrainConfig, launch: Launch) -> bool:
+    """Trains a config, written to a file beside its run folder; returns whether it came to its end."""
+    file = config.run_dir.with_name(f"{config.run_dir.name}.yaml")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_yaml(config), encoding="utf-8")
+    return launch(config, file) == 0
 
 
 def read_curve(run_dir: Path) -> Curve:
-    """Loss and gradient norm of each step of a run that logs every step."""
+    """Reads loss and gradient norm of each step of a run that logs every step."""
     records = [orjson.loads(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()]
     return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if r["kind"] == "train"}

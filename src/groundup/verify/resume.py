@@ -1,22 +1,26 @@
-"""Does a run that is stopped and resumed do what it would have done? To the bit, on the user's own config."""
+"""Checks, on the user's own config, that a stopped and resumed run equals one without a stop to the bit."""
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 from groundup.checkpoint.compare import Difference, compare
-from groundup.checkpoint.native import store
-from groundup.core.config import to_yaml
+from groundup.checkpoint.native.folder import (
+    checkpoint_path,
+    list_checkpoints,
+    point_latest,
+    remove_checkpoint,
+    step_of,
+)
 from groundup.core.errors import TrainingError
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
 from groundup.train.setup import checkpoints_of, require_vocabulary
-from groundup.verify.parallel import read_curve, shrunk
+from groundup.verify.parallel import Launch, read_curve, shrunk, trains
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resumed:
-    """What became of a run that was stopped, beside the same run that was not.
+    """Holds a run that was stopped and resumed beside the same run without a stop.
 
     Attributes:
         stopped_after: Step.
@@ -40,7 +44,7 @@ def verify_resume(
     config: TrainConfig,
     folder: Path,
     *,
-    launch: Callable[[TrainConfig, Path], int],
+    launch: Launch,
     num_steps: int,
     shrink: bool,
 ) -> Resumed:
@@ -52,7 +56,7 @@ def verify_resume(
     Args:
         config: The user's.
         folder: For the copies' run folders.
-        launch: Trains a config, written to a file, on the ranks of its layout; returns an exit code.
+        launch: Starts the training of a copy.
         num_steps: Steps, 2 at least.
         shrink: See ``verify.parallel.shrunk``.
 
@@ -88,16 +92,16 @@ def verify_resume(
     _train(whole, launch, "does not train")
     _train(stopped, launch, "does not train with a checkpoint in the middle")
     checkpoints = checkpoints_of(stopped)
-    for checkpoint in store.list_checkpoints(checkpoints):
-        if store.step_of(checkpoint) > stop:  # as if it had been stopped before
-            store.remove(checkpoint)
-    store.point_latest(store.folder_of(checkpoints, stop))
+    for checkpoint in list_checkpoints(checkpoints):
+        if step_of(checkpoint) > stop:  # as if it had been stopped before
+            remove_checkpoint(checkpoint)
+    point_latest(checkpoint_path(checkpoints, stop))
     _train(stopped, launch, "does not resume")
     before, after = read_curve(whole.run_dir), read_curve(stopped.run_dir)
     if before.keys() != after.keys():
         raise TrainingError(f"took steps {sorted(after)}, not {sorted(before)}", where=stopped.run_dir)
     found = list(
-        compare(store.folder_of(checkpoints_of(whole), num_steps), store.folder_of(checkpoints, num_steps))
+        compare(checkpoint_path(checkpoints_of(whole), num_steps), checkpoint_path(checkpoints, num_steps))
     )
     return Resumed(
         stopped_after=stop,
@@ -107,9 +111,6 @@ def verify_resume(
     )
 
 
-def _train(config: TrainConfig, launch: Callable[[TrainConfig, Path], int], problem: str) -> None:
-    file = config.run_dir.with_name(f"{config.run_dir.name}.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(to_yaml(config), encoding="utf-8")
-    if launch(config, file) != 0:
+def _train(config: TrainConfig, launch: Launch, problem: str) -> None:
+    if not trains(config, launch):
         raise TrainingError(f"the run {problem}", where=config.run_dir)

@@ -1,4 +1,4 @@
-"""Native checkpoints: parts of tensors, files, damage, saving in the background, and the verbs for them."""
+"""Native checkpoints: chunks of tensors, files, damage, saving in the background, and the verbs for them."""
 
 import dataclasses
 import errno
@@ -21,18 +21,27 @@ from safetensors.torch import load_file
 
 from groundup.checkpoint.compare import compare
 from groundup.checkpoint.lazy import in_memory
-from groundup.checkpoint.native import save, store
-from groundup.checkpoint.native.load import Group, file_name, load_into, write_parts
-from groundup.checkpoint.native.safetensors import write_safetensors
+from groundup.checkpoint.native import commit
+from groundup.checkpoint.native.contents import file_name, write_chunks
+from groundup.checkpoint.native.folder import (
+    checkpoint_path,
+    find_damage,
+    find_newest,
+    list_checkpoints,
+    resolve_checkpoint,
+    step_of,
+)
+from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.checkpoint.native.shards import Chunk, ShardMetadata, plan_save
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError, GroundupError, MachineError
 from groundup.core.files import checksum
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import describe_files, write_manifest
 from groundup.models.gpt2 import GPT2Config
 from groundup.train.config import TrainConfig
 from groundup.train.setup import build_run
-from tests.runs import losses, make_config, make_data, run
+from tests.runs import checkpoint_manifest, losses, make_config, make_data, run
 
 CONFIG = GPT2Config(
     vocab_size=300, max_sequence_length=8, num_layers=1, hidden_size=8, num_heads=2, ffn_size=16
@@ -66,10 +75,10 @@ def groundup(arguments: list[str]) -> None:
 def describe(folder: Path) -> None:
     """Writes the manifest of the files that a folder has."""
     files = describe_files(folder, [path.name for path in folder.iterdir()])
-    Manifest(kind="checkpoint", files=files).write(folder / "manifest.json")
+    write_manifest(folder / "manifest.json", checkpoint_manifest(files))
 
 
-# Parts
+# Chunks
 
 
 @st.composite
@@ -80,34 +89,34 @@ def grids(draw) -> tuple[tuple[int, ...], list[list[int]]]:
     return shape, cuts
 
 
-def boxes_of(cuts: list[list[int]]) -> list[Chunk]:
-    boxes = [Chunk((), ())]
+def chunks_of(cuts: list[list[int]]) -> list[Chunk]:
+    chunks = [Chunk((), ())]
     for dim in cuts:
-        boxes = [
-            Chunk((*box.offset, begin), (*box.shape, end - begin))
-            for box in boxes
+        chunks = [
+            Chunk((*chunk.offset, begin), (*chunk.shape, end - begin))
+            for chunk in chunks
             for begin, end in itertools.pairwise(dim)
         ]
-    return boxes
+    return chunks
 
 
 @given(written=grids(), data=st.data(), dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
 @settings(max_examples=60, deadline=None)
-def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) -> None:
+def test_any_chunk_is_read_from_any_chunks(tmp_path_factory, written, data, dtype) -> None:
     shape, cuts = written
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
-    boxes = boxes_of(cuts)
-    folder = tmp_path_factory.mktemp("boxes")
-    shares = [{("model", "x"): ShardMetadata(dtype, shape, box)} for box in boxes] + [{}]
+    chunks = chunks_of(cuts)
+    folder = tmp_path_factory.mktemp("chunks")
+    shares = [{("model", "x"): ShardMetadata(dtype, shape, chunk)} for chunk in chunks] + [{}]
     origin = Chunk((0,) * len(shape), shape)
-    for rank, box in enumerate(boxes):
+    for rank, chunk in enumerate(chunks):
         write_safetensors(
             folder / file_name("model", rank, len(shares)),
-            {"x": in_memory(box.of(whole, origin).contiguous())},
+            {"x": in_memory(chunk.of(whole, origin).contiguous())},
         )
-    write_parts(folder, ["model"], shares)
+    write_chunks(folder, ["model"], shares)
     describe(folder)
-    group = Group(folder, "model")
+    group = TensorGroup(folder, "model")
     assert torch.equal(group.read("x"), whole)
     begins = [data.draw(st.integers(0, length - 1)) for length in shape]
     lengths = [data.draw(st.integers(1, length - begin)) for begin, length in zip(begins, shape, strict=True)]
@@ -119,12 +128,12 @@ def test_any_box_is_read_from_any_boxes(tmp_path_factory, written, data, dtype) 
 
 
 @given(holders=st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=12))
-def test_every_box_is_written_by_one_of_its_holders(holders) -> None:
-    box = Chunk((0,), (5,))
+def test_every_chunk_is_written_by_one_of_its_holders(holders) -> None:
+    chunk = Chunk((0,), (5,))
     plans: list[dict] = [{} for _ in range(4)]
     for number, ranks in enumerate(holders):
         for rank in ranks:
-            plans[rank]["model", f"t{number}"] = ShardMetadata(torch.float32, (5,), box)
+            plans[rank]["model", f"t{number}"] = ShardMetadata(torch.float32, (5,), chunk)
     shares = plan_save(plans)
     for number, ranks in enumerate(holders):
         writers = [rank for rank, share in enumerate(shares) if ("model", f"t{number}") in share]
@@ -140,21 +149,21 @@ def test_what_all_ranks_hold_is_spread_evenly() -> None:
     assert max(sizes) - min(sizes) <= 8
 
 
-def test_parts_that_are_not_the_whole_are_our_own_mistake() -> None:
+def test_chunks_that_are_not_the_whole_are_our_own_mistake() -> None:
     with pytest.raises(AssertionError, match="not the whole"):
         plan_save([{("model", "x"): ShardMetadata(torch.float32, (4,), Chunk((0,), (3,)))}])
 
 
-def test_padded_rows_become_zero_and_misfits_are_listed(tmp_path) -> None:
+def test_padded_rows_become_zero_and_mismatches_are_listed(tmp_path) -> None:
     values = torch.rand(300, 8)
     write_safetensors(tmp_path / "model.safetensors", {"embed.tokens.weight": in_memory(values)})
     describe(tmp_path)
-    group = Group(tmp_path, "model")
+    group = TensorGroup(tmp_path, "model")
     table = torch.full((384, 8), 7.0)
     load_into(group, [("embed.tokens.weight", table)], CONFIG)
     assert torch.equal(table[:300], values)
     assert not table[300:].any()
-    with pytest.raises(CheckpointError, match=r"norm.weight is missing"):
+    with pytest.raises(CheckpointError, match=r"missing: norm.weight"):
         load_into(group, [("norm.weight", torch.empty(8))], CONFIG)
     with pytest.raises(CheckpointError, match=r"has shape \(300, 8\), expected \(300, 4\)"):
         load_into(group, [("embed.tokens.weight", torch.empty(384, 4))], CONFIG)
@@ -175,7 +184,7 @@ def test_files_are_safetensors_with_their_checksum(tmp_path) -> None:
 
 def test_a_flip_or_a_cut_anywhere_in_any_file_is_named_and_passed_over(trained, tmp_path, caplog) -> None:
     randomness = random.Random(5)
-    newest = store.folder_of(trained.run_dir / "checkpoints", 6)
+    newest = checkpoint_path(trained.run_dir / "checkpoints", 6)
     for path in sorted(path for path in newest.rglob("*") if path.is_file()):
         content = path.read_bytes()
         for damaged in (
@@ -184,16 +193,16 @@ def test_a_flip_or_a_cut_anywhere_in_any_file_is_named_and_passed_over(trained, 
         ):
             path.write_bytes(damaged)
             caplog.clear()
-            assert store.newest_sound(trained.run_dir / "checkpoints").name == "step_0000003", path
+            assert find_newest(trained.run_dir / "checkpoints")[0].name == "step_0000003", path
             assert "skipping checkpoint" in caplog.text
             assert "step_0000006" in caplog.text
             assert path.name in caplog.text
         path.unlink()
         caplog.clear()
-        assert store.newest_sound(trained.run_dir / "checkpoints").name == "step_0000003", path
+        assert find_newest(trained.run_dir / "checkpoints")[0].name == "step_0000003", path
         assert path.name in caplog.text
         path.write_bytes(content)
-    assert store.verify(newest) == ""
+    assert find_damage(newest) is None
 
 
 def _flipped(content: bytes, randomness: random.Random) -> bytes:
@@ -214,10 +223,10 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(trained, data, tmp_p
         "checkpoint.keep_every=2",
     )
     records = run(config)
-    folders = store.list_checkpoints(config.run_dir / "checkpoints")
-    assert [store.step_of(folder) for folder in folders] == [2, 4, 5, 6]
-    assert [store.verify(folder) for folder in folders] == [""] * 4
-    found = list(compare(store.folder_of(trained.run_dir / "checkpoints", 6), folders[-1]))
+    folders = list_checkpoints(config.run_dir / "checkpoints")
+    assert [step_of(folder) for folder in folders] == [2, 4, 5, 6]
+    assert [find_damage(folder) for folder in folders] == [None] * 4
+    found = list(compare(checkpoint_path(trained.run_dir / "checkpoints", 6), folders[-1]))
     assert len(found) > 100
     assert all(one.is_equal for one in found)
     shutil.rmtree(folders[-1])
@@ -232,7 +241,7 @@ def test_saves_in_the_background_do_not_overlap_and_hold_what_was_then(data, tmp
     writing, most = [], []
     go = threading.Event()
 
-    def slow(path, tensors):
+    def slow(path, tensors, **_):
         writing.append(path)
         most.append(len({one.parent for one in writing}))
         go.wait(30)
@@ -240,7 +249,7 @@ def test_saves_in_the_background_do_not_overlap_and_hold_what_was_then(data, tmp
         writing.remove(path)
         return result
 
-    monkeypatch.setattr(save, "write_safetensors", slow)
+    monkeypatch.setattr(commit, "write_safetensors", slow)
     built = build_run(config)
     name, parameter = next(iter(built.state.model.named_parameters()))
     before = parameter.detach()[:300].clone()
@@ -248,13 +257,13 @@ def test_saves_in_the_background_do_not_overlap_and_hold_what_was_then(data, tmp
         built.save(wait=False)
         with torch.no_grad():
             parameter.zero_()
-        assert not store.folder_of(built.checkpoints_dir, 0).exists()
+        assert not checkpoint_path(built.checkpoints_dir, 0).exists()
         built.state.step = 1
         threading.Timer(0.2, go.set).start()
         built.save(wait=False)
     assert max(most) == 1
-    assert torch.equal(Group(store.folder_of(built.checkpoints_dir, 0), "model").read(name), before)
-    assert not Group(store.folder_of(built.checkpoints_dir, 1), "model").read(name).any()
+    assert torch.equal(TensorGroup(checkpoint_path(built.checkpoints_dir, 0), "model").read(name), before)
+    assert not TensorGroup(checkpoint_path(built.checkpoints_dir, 1), "model").read(name).any()
 
 
 def test_a_failure_in_the_background_ends_the_run_at_the_next_step(data, tmp_path, monkeypatch) -> None:
@@ -262,10 +271,10 @@ def test_a_failure_in_the_background_ends_the_run_at_the_next_step(data, tmp_pat
         data, tmp_path / "run", "checkpoint.asynchronous=true", "num_steps=1000", "log.interval=1"
     )
 
-    def full(path, tensors):
+    def full(path, tensors, **_):
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    monkeypatch.setattr(save, "write_safetensors", full)
+    monkeypatch.setattr(commit, "write_safetensors", full)
     with pytest.raises(MachineError, match=r"step 3 could not be written .*No space left.*are intact"):
         run(dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, interval=3)))
     assert list((config.run_dir / "checkpoints").iterdir()) == []
@@ -286,7 +295,7 @@ def test_ls_show_and_verify(trained, tmp_path, capsys) -> None:
     assert "embed.tokens.weight  float32 [300, 32]  model.safetensors" in shown
     groundup(["checkpoint", "verify", str(config.run_dir)])
     assert capsys.readouterr().out.count("sound") == 2
-    path = store.folder_of(config.run_dir / "checkpoints", 3) / "optimizer.safetensors"
+    path = checkpoint_path(config.run_dir / "checkpoints", 3) / "optimizer.safetensors"
     path.write_bytes(_flipped(path.read_bytes(), random.Random(1)))
     with pytest.raises(CheckpointError, match="1 of 2 checkpoints are damaged: step_0000003"):
         run_line(["checkpoint", "verify", str(config.run_dir)])
@@ -310,10 +319,10 @@ def test_diff_names_what_differs(trained, tmp_path, capsys) -> None:
 
 
 def test_average_is_the_mean(trained, tmp_path, capsys) -> None:
-    folders = store.list_checkpoints(trained.run_dir / "checkpoints")
+    folders = list_checkpoints(trained.run_dir / "checkpoints")
     groundup(["checkpoint", "average", *map(str, folders), "--out", str(tmp_path / "mean")])
-    mean, *both = (Group(store.resolve(path), "model") for path in (tmp_path / "mean", *folders))
-    assert not Group(store.resolve(tmp_path / "mean"), "optimizer")
+    mean, *both = (TensorGroup(resolve_checkpoint(path), "model") for path in (tmp_path / "mean", *folders))
+    assert not TensorGroup(resolve_checkpoint(tmp_path / "mean"), "optimizer")
     for name in mean:
         expected = (both[0].read(name).double() + both[1].read(name).double()) / 2
         assert torch.equal(mean.read(name), expected.float())
@@ -324,11 +333,11 @@ def test_average_is_the_mean(trained, tmp_path, capsys) -> None:
 def test_prune_counts_sound_ones_only(trained, tmp_path, capsys) -> None:
     config = copied(trained, tmp_path / "run")
     checkpoints = config.run_dir / "checkpoints"
-    (store.folder_of(checkpoints, 6) / "COMPLETE").unlink()
+    (checkpoint_path(checkpoints, 6) / "COMPLETE").unlink()
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1", "--dry-run"])
-    assert len(store.list_checkpoints(checkpoints)) == 2
+    assert len(list_checkpoints(checkpoints)) == 2
     groundup(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1"])
-    assert [folder.name for folder in store.list_checkpoints(checkpoints)] == ["step_0000003", "step_0000006"]
+    assert [folder.name for folder in list_checkpoints(checkpoints)] == ["step_0000003", "step_0000006"]
     assert f"left, damaged: {checkpoints / 'step_0000006'} (incomplete" in capsys.readouterr().out
     assert (checkpoints / "latest").resolve().name == "step_0000003"
 
@@ -342,7 +351,7 @@ def test_push_and_pull_keep_every_byte(trained, data, tmp_path, kind) -> None:
     groundup(["checkpoint", "push", str(trained.run_dir), url])
     groundup(["checkpoint", "push", str(trained.run_dir), url])  # is there: nothing to do
     groundup(["checkpoint", "pull", url, str(tmp_path / "pulled")])
-    pulled = store.folder_of(tmp_path / "pulled/checkpoints", 6)
+    pulled = checkpoint_path(tmp_path / "pulled/checkpoints", 6)
     for path in (path for path in (checkpoints / "step_0000006").rglob("*") if path.is_file()):
         assert (pulled / path.relative_to(checkpoints / "step_0000006")).read_bytes() == path.read_bytes()
     with pytest.raises(CheckpointError, match="is there already"):
@@ -373,7 +382,7 @@ def test_what_is_incomplete_or_damaged_in_storage_is_refused(trained, tmp_path) 
     with pytest.raises(CheckpointError, match=r"outside of the checkpoint: '\.\./model\.safetensors'"):
         run_line(["checkpoint", "pull", url, str(tmp_path / "pulled")])
     assert list((tmp_path / "pulled/checkpoints").iterdir()) == []
-    assert store.list_checkpoints(tmp_path / "pulled/checkpoints") == []
+    assert list_checkpoints(tmp_path / "pulled/checkpoints") == []
     (folder / "COMPLETE").unlink()
     with pytest.raises(CheckpointError, match="no complete checkpoint"):
         run_line(["checkpoint", "pull", url, str(tmp_path / "pulled")])
@@ -423,19 +432,19 @@ def test_killed_at_random_instants_of_saving_a_run_always_goes_on(data, tmp_path
             child = int(nursery.stdout.readline())
             _wait_for_a_save(checkpoints, after=reached)
             time.sleep(randomness.uniform(0, 0.1))
-            seen = max(map(store.step_of, store.list_checkpoints(checkpoints)))
+            seen = max(map(step_of, list_checkpoints(checkpoints)))
             os.kill(child, signal.SIGKILL)
             while Path(f"/proc/{child}").exists():
                 time.sleep(0.001)
-            newest = store.newest_sound(checkpoints)
+            newest, _ = find_newest(checkpoints)
             assert newest is not None
-            assert store.step_of(newest) >= seen
-            reached = store.step_of(newest)
+            assert step_of(newest) >= seen
+            reached = step_of(newest)
         nursery.stdin.close()
     last = (f"num_steps={reached + 1}", horizon, "log.interval=100")
     run(make_config(data, run_dir, *last))
     run(make_config(data, tmp_path / "unbroken", *last, "checkpoint.interval=1000000"))
-    name = store.folder_of(Path("checkpoints"), reached + 1)
+    name = checkpoint_path(Path("checkpoints"), reached + 1)
     found = list(compare(run_dir / name, tmp_path / "unbroken" / name))
     assert len(found) > 100
     assert all(one.is_equal for one in found)
@@ -444,7 +453,7 @@ def test_killed_at_random_instants_of_saving_a_run_always_goes_on(data, tmp_path
 def _wait_for_a_save(checkpoints: Path, *, after: int) -> None:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
-        if any(store.step_of(folder) > after for folder in store.list_checkpoints(checkpoints)):
+        if any(step_of(folder) > after for folder in list_checkpoints(checkpoints)):
             return
         time.sleep(0.002)
     raise AssertionError("saved nothing in 100 seconds")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.companions import companions_of, read_companions
+from groundup.checkpoint.companions import read_companions
 from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
-from groundup.checkpoint.loaded_model import stop_ids
+from groundup.checkpoint.native.model import sound_companions
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError
-from groundup.core.manifest import Manifest, describe_files
+from groundup.core.manifest import describe_files
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
@@ -103,7 +103,7 @@ def test_a_chat_models_files_come_along(
     for number, to in enumerate(route):
         groundup("convert", source, tmp_path / f"{number}-{to}", "--to", to)
         source = tmp_path / f"{number}-{to}"
-        assert stop_ids(open_model(source, device=CPU)) == {298, 299}
+        assert open_model(source, device=CPU).stop_ids == {298, 299}
     assert len(beside(chat)) == 7
     assert beside(source) == beside(chat)
     found, expected = (transformers.AutoTokenizer.from_pretrained(folder) for folder in (source, chat))
@@ -126,7 +126,7 @@ def test_ids_of_a_config_stand_in_for_settings_of_generation(chat: Path, tmp_pat
     write_huggingface(open_model(chat, device=CPU), tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "generation_config.json").read_text())
     assert (settings["eos_token_id"], settings["pad_token_id"]) == ([3, 4], 5)
-    assert stop_ids(open_model(tmp_path / "out", device=CPU)) == {3, 4, 299}
+    assert open_model(tmp_path / "out", device=CPU).stop_ids == {3, 4, 299}
 
 
 def test_padding_outside_the_vocabulary_stays_out_of_the_config(chat: Path, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_what_the_tokenizer_does_not_know_is_named(chat: Path, caplog: pytest.Lo
     assert not caplog.records
     write_json(chat / "generation_config.json", {"eos_token_id": [298, 50256]})
     write_json(chat / "special_tokens_map.json", {"pad_token": "<|pad|>", "eos_token": END})
-    assert stop_ids(open_model(chat, device=CPU)) >= {298}
+    assert open_model(chat, device=CPU).stop_ids >= {298}
     assert "eos_token_id 50256 is outside the vocabulary of 300 ids" in caplog.text
     assert (
         "special_tokens_map.json names special tokens that the tokenizer does not have: '<|pad|>'"
@@ -230,12 +230,12 @@ def test_a_damaged_one_in_a_checkpoint_is_left_out(
     folder = tmp_path / "checkpoint"
     shutil.copytree(chat, folder / "tokenizer")
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    manifest = Manifest(kind="checkpoint", files=describe_files(folder, names))
-    assert companions_of(folder, manifest) == read_companions(chat)
+    listed = describe_files(folder, names)
+    assert sound_companions(folder, listed) == read_companions(chat)
     (folder / "tokenizer/chat_template.jinja").write_text(TEMPLATE.replace("user", "abuser") + "x")
     (folder / "tokenizer/added_tokens.json").unlink()
-    del manifest.files["tokenizer/generation_config.json"]
-    found = companions_of(folder, manifest).files
+    del listed["tokenizer/generation_config.json"]
+    found = sound_companions(folder, listed).files
     left_out = {"chat_template.jinja", "added_tokens.json", "generation_config.json"}
     assert found.keys() == read_companions(chat).files.keys() - left_out
     assert "chat_template.jinja has" in caplog.text

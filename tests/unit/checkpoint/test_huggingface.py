@@ -9,18 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface.names import GPT2_RULES, LLAMA_RULES, rules_for, to_ours, to_theirs
-from groundup.checkpoint.huggingface.shard_sizes import Sharding, parse_sharding
+from groundup.checkpoint.families import family_of
+from groundup.checkpoint.families.gpt2_family import NAMES
+from groundup.checkpoint.families.name_rules import rules_for, to_ours, to_theirs
+from groundup.checkpoint.huggingface.weight_files import Sharding, parse_sharding
 from groundup.checkpoint.huggingface.weights import (
     open_huggingface,
     read_huggingface,
     write_huggingface,
     write_stored,
 )
-from groundup.checkpoint.lazy import DtypeName, LazyTensor, in_memory, stored_of, torch_dtype
-from groundup.checkpoint.native.safetensors import read_header, read_safetensors
+from groundup.checkpoint.lazy import DtypeName, LazyTensor, as_lazy, in_memory, torch_dtype
+from groundup.checkpoint.logical_tensors import logical_weights
 from groundup.checkpoint.parity import compare, rounded
-from groundup.checkpoint.vocab_padding import logical_weights
+from groundup.checkpoint.safetensors import read_header, read_safetensors
 from groundup.core.errors import CheckpointError, ConfigError, DataError, MachineError
 from groundup.models.gpt2 import GPT2Config
 from tests.instances import MODELS
@@ -198,7 +200,7 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-grouped-tied"])
 def test_every_parameter_has_a_rule(name: str) -> None:
     ours = logical_weights(tiny_model(name).model, MODELS[name])
-    rules = GPT2_RULES if name == "gpt2" else LLAMA_RULES
+    rules = family_of(MODELS[name]).huggingface.names
     covered = [part for rule in rules_for(rules, list(ours)) for part in rule.ours]
     assert sorted(covered) == sorted(ours)
     with pytest.raises(KeyError, match=r"no rule for parameter 'layers\.0\.mystery'"):
@@ -215,10 +217,10 @@ def test_joined_and_transposed_tensors_come_back(heads: int, width: int, seed: i
         for part in ("wq", "wk", "wv")
         for kind, shape in (("weight", (rows, width)), ("bias", (rows,)))
     }
-    theirs = dict(to_theirs(GPT2_RULES, {name: in_memory(tensor) for name, tensor in ours.items()}))
+    theirs = dict(to_theirs(NAMES, {name: in_memory(tensor) for name, tensor in ours.items()}))
     assert theirs["transformer.h.7.attn.c_attn.weight"].shape == (width, 3 * rows)
     back: dict[str, LazyTensor] = {}
-    for rule in rules_for(GPT2_RULES, list(ours)):
+    for rule in rules_for(NAMES, list(ours)):
         stored = theirs[rule.theirs]
         assert stored.read().shape == stored.shape
         back.update(to_ours(rule, in_memory(stored.read()), [rows] * 3))
@@ -253,7 +255,7 @@ def test_old_bin_files_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 7])
 def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
     ours = tiny_model("llama")
-    write_stored(stored_of(ours), tmp_path / "out", sharding=Sharding(num_files=num_shards))
+    write_stored(as_lazy(ours), tmp_path / "out", shards=str(num_shards))
     files = sorted((tmp_path / "out").glob("*.safetensors"))
     assert len(files) == num_shards
     if num_shards > 1:
@@ -265,7 +267,7 @@ def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
         assert max(sizes) < 2 * sum(sizes) / num_shards
     assert compare(ours, read_huggingface(tmp_path / "out")).max_difference == 0
     with pytest.raises(ConfigError, match="99 files cannot hold 21 tensors"):
-        write_stored(stored_of(ours), tmp_path / "more", sharding=Sharding(num_files=99))
+        write_stored(as_lazy(ours), tmp_path / "more", shards="99")
     assert not (tmp_path / "more").exists()
 
 
@@ -273,8 +275,8 @@ def test_shards_are_written(num_shards: int, tmp_path: Path) -> None:
 @given(max_bytes=st.integers(1000, 200_000))
 def test_no_shard_is_larger_than_the_size(max_bytes: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("sized") / "out"
-    stored = stored_of(tiny_model("llama"))
-    write_stored(stored, folder, sharding=Sharding(max_bytes=max_bytes))
+    stored = as_lazy(tiny_model("llama"))
+    write_stored(stored, folder, shards=f"{max_bytes}B")
     found: list[str] = []
     for path in sorted(folder.glob("*.safetensors")):
         held = list(load_file(path))
@@ -312,7 +314,7 @@ def test_the_nearest_name_is_told(tmp_path: Path) -> None:
 
 def test_an_index_names_files_beside_it_each_tensor_once(tmp_path: Path) -> None:
     folder = tmp_path / "out"
-    write_stored(stored_of(tiny_model("gpt2")), folder, sharding=Sharding(num_files=2))
+    write_stored(as_lazy(tiny_model("gpt2")), folder, shards="2")
     (tmp_path / "elsewhere.safetensors").write_bytes(
         (folder / "model-00001-of-00002.safetensors").read_bytes()
     )

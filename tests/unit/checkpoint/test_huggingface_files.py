@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from groundup.checkpoint.huggingface.shard_sizes import Sharding
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface, write_stored
-from groundup.checkpoint.lazy import stored_of
+from groundup.checkpoint.lazy import as_lazy
+from groundup.checkpoint.logical_tensors import logical_weights
 from groundup.checkpoint.parity import compare
-from groundup.checkpoint.vocab_padding import logical_weights
 from groundup.core.errors import CheckpointError
 from tests.tiny import tiny_model
 
@@ -51,7 +50,7 @@ def test_a_head_of_its_own_is_kept_beside_tie_word_embeddings(
 
 def test_an_index_that_its_files_do_not_bear_out_is_refused(tmp_path: Path) -> None:
     ours, folder = tiny_model("llama"), tmp_path / "in"
-    write_stored(stored_of(ours), folder, sharding=Sharding(num_files=2))
+    write_stored(as_lazy(ours), folder, shards="2")
     index = folder / "model.safetensors.index.json"
     first, second = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
     original = json.loads(index.read_text())["weight_map"]

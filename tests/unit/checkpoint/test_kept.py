@@ -6,11 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.commit import rename_into_place
+from groundup.checkpoint.native.commit import publish_checkpoint
+from groundup.checkpoint.native.folder import (
+    checkpoint_path,
+    find_damage,
+    find_newest,
+    list_checkpoints,
+    step_of,
+)
 from groundup.checkpoint.native.pruning import Keep, Pruning
 from groundup.cli.app import run as run_line
 from groundup.core.errors import CheckpointError
+from groundup.core.files import temporary_path
 from groundup.train.config import TrainConfig
 from tests.runs import losses, make_config, make_data, records_of, run
 
@@ -46,15 +53,15 @@ def keeping(config: TrainConfig, last: int, **changes) -> TrainConfig:
 
 
 def folder_of(config: TrainConfig, step: int) -> Path:
-    return store.folder_of(config.run_dir / "checkpoints", step)
+    return checkpoint_path(config.run_dir / "checkpoints", step)
 
 
 def names_of(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def list_checkpoints(config: TrainConfig) -> list[int]:
-    return [store.step_of(folder) for folder in store.list_checkpoints(config.run_dir / "checkpoints")]
+def steps_of(config: TrainConfig) -> list[int]:
+    return [step_of(folder) for folder in list_checkpoints(config.run_dir / "checkpoints")]
 
 
 def flip(path: Path) -> None:
@@ -85,9 +92,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_or_begun_anew(data, 
 
     anew = make_config(data, config.run_dir, *again, "start.anew=true")
     assert list(losses(run(anew))) == list(range(1, 10))
-    assert list_checkpoints(anew) == [6, 9]
+    assert steps_of(anew) == [6, 9]
     assert (checkpoints / "latest").resolve() == folder_of(anew, 9).resolve()
-    assert store.newest_sound(checkpoints) == folder_of(anew, 9)
+    assert find_newest(checkpoints)[0] == folder_of(anew, 9)
     aside = config.run_dir / "set-aside-1"
     assert names_of(aside / "checkpoints") == ["latest", "step_0000010", "step_0000020"]
     assert (aside / "metrics.jsonl").read_bytes() == before
@@ -110,15 +117,15 @@ def test_damaged_checkpoints_do_not_count_as_kept_and_stay(config, caplog, async
         config, checkpoint=dataclasses.replace(config.checkpoint, asynchronous=asynchronous)
     )
     run(config)  # from step 2 to step 3, whose damaged folder makes room
-    assert list_checkpoints(config) == [1, 2, 3, 4]
-    assert store.verify(folder_of(config, 2)) == store.verify(folder_of(config, 3)) == ""
+    assert steps_of(config) == [1, 2, 3, 4]
+    assert find_damage(folder_of(config, 2)) is find_damage(folder_of(config, 3)) is None
     assert (config.run_dir / "checkpoints/latest").resolve().name == "step_0000003"
     assert (config.run_dir / "checkpoints/damaged_step_0000003/model.safetensors").is_file()
     assert "step_0000001 is damaged (model.safetensors does not match its checksum)" in caplog.text
     assert "step_0000004 is of a later step than step_0000003" in caplog.text
 
     run(dataclasses.replace(config, num_steps=6))
-    assert list_checkpoints(config) == [1, 5, 6]
+    assert steps_of(config) == [1, 5, 6]
     aside = config.run_dir / "checkpoints/damaged_step_0000004/optimizer.safetensors"
     assert aside.read_bytes() == damaged
 
@@ -127,32 +134,32 @@ def test_a_sound_checkpoint_of_a_later_step_stays(config) -> None:
     checkpoints = config.run_dir / "checkpoints"
     gone = Pruning(checkpoints, Keep(last=1)).after_saving(folder_of(config, 3))
     assert gone == [folder_of(config, 2), folder_of(config, 1)]
-    assert list_checkpoints(config) == [3, 4]
+    assert steps_of(config) == [3, 4]
 
 
 def test_what_rollback_may_need_is_counted_in_sound_ones(config) -> None:
     flip(folder_of(config, 2) / "model.safetensors")
-    folders = store.list_checkpoints(config.run_dir / "checkpoints")
-    found = Keep(last=1, back=3).sort(folders, store.verify)
-    assert [store.step_of(folder) for folder in found.kept] == [4, 3, 1]
-    assert Keep(last=1, back=2).sort(folders, store.verify).superfluous == [folder_of(config, 1)]
+    folders = list_checkpoints(config.run_dir / "checkpoints")
+    found = Keep(last=1, back=3).sort(folders, find_damage)
+    assert [step_of(folder) for folder in found.kept] == [4, 3, 1]
+    assert Keep(last=1, back=2).sort(folders, find_damage).superfluous == [folder_of(config, 1)]
     assert list(found.damaged) == [folder_of(config, 2)]
 
 
 def test_those_that_stay_for_good_need_not_be_read(config) -> None:
-    folders = store.list_checkpoints(config.run_dir / "checkpoints")
+    folders = list_checkpoints(config.run_dir / "checkpoints")
     read: list[int] = []
-    found = Keep(last=1, every=2).sort(folders, lambda folder: read.append(store.step_of(folder)) or "")
+    found = Keep(last=1, every=2).sort(folders, lambda folder: read.append(step_of(folder)))
     assert read == [4, 3, 1]
-    assert [store.step_of(folder) for folder in found.kept] == [4, 2]
+    assert [step_of(folder) for folder in found.kept] == [4, 2]
 
 
 def test_a_linked_checkpoint_is_unlinked_only(config, tmp_path) -> None:
     folder_of(config, 1).rename(tmp_path / "elsewhere")
     folder_of(config, 1).symlink_to(tmp_path / "elsewhere")
     run_line_well(["checkpoint", "prune", str(config.run_dir), "--keep-last", "3"])
-    assert list_checkpoints(config) == [2, 3, 4]
-    assert store.verify(tmp_path / "elsewhere") == ""
+    assert steps_of(config) == [2, 3, 4]
+    assert find_damage(tmp_path / "elsewhere") is None
 
 
 def run_line_well(arguments: list[str]) -> None:
@@ -170,7 +177,7 @@ def test_prune_and_ls_read_what_they_judge(config, capsys) -> None:
     run_line_well(["checkpoint", "ls", str(config.run_dir), "--quick"])
     assert "whole" not in capsys.readouterr().out
     run_line_well(["checkpoint", "prune", str(config.run_dir), "--keep-last", "1"])
-    assert list_checkpoints(config) == [3, 4]
+    assert steps_of(config) == [3, 4]
     assert f"left, damaged: {folder_of(config, 4)} (model.safetensors does not" in capsys.readouterr().out
     assert (config.run_dir / "checkpoints/latest").resolve().name == "step_0000003"
 
@@ -180,7 +187,7 @@ def test_prune_and_ls_read_what_they_judge(config, capsys) -> None:
 
 def test_a_replacement_that_was_interrupted_leaves_one_of_the_two(config, monkeypatch) -> None:
     folder = folder_of(config, 4)
-    temporary = store.temporary_of(folder.parent, 4)
+    temporary = temporary_path(folder, shared=True)
     shutil.copytree(folder, temporary)
     rename = Path.rename
 
@@ -192,11 +199,11 @@ def test_a_replacement_that_was_interrupted_leaves_one_of_the_two(config, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", killed)
         with pytest.raises(KeyboardInterrupt):
-            rename_into_place(temporary, folder, replaces=True)
+            publish_checkpoint(temporary, folder, replaces=True)
     assert not folder.exists()
     assert list(losses(run(dataclasses.replace(config, num_steps=5)))) == [1, 2, 3, 4, 5]
-    assert store.verify(folder) == ""
-    rename_into_place(shutil.copytree(folder, temporary), folder, replaces=True)
+    assert find_damage(folder) is None
+    publish_checkpoint(shutil.copytree(folder, temporary), folder, replaces=True)
     assert names_of(folder.parent) == ["latest", *(f"step_000000{step}" for step in range(1, 6))]
 
 
@@ -209,8 +216,8 @@ def test_a_sound_checkpoint_of_the_same_step_that_came_meanwhile_is_kept(config,
         return ""
 
     run(config, complete=complete)
-    assert store.verify(config.run_dir / "checkpoints/other_step_0000004") == ""
-    assert store.verify(folder_of(config, 4)) == ""
+    assert find_damage(config.run_dir / "checkpoints/other_step_0000004") is None
+    assert find_damage(folder_of(config, 4)) is None
     assert "step_0000004 was there already (sound) and is now other_step_0000004" in caplog.text
 
 
@@ -220,7 +227,7 @@ def test_a_folder_in_place_of_the_link_to_the_latest_is_kept(config) -> None:
     shutil.copytree(folder_of(config, 4), latest)
     run(dataclasses.replace(config, num_steps=5))
     assert str(latest.readlink()) == "step_0000005"
-    assert store.verify(latest.with_name("copy_of_latest")) == ""
+    assert find_damage(latest.with_name("copy_of_latest")) is None
 
 
 # Beginning
@@ -229,12 +236,12 @@ def test_a_folder_in_place_of_the_link_to_the_latest_is_kept(config) -> None:
 def test_a_damaged_tokenizer_that_the_data_has_too_is_told_and_survived(config, caplog, tmp_path) -> None:
     for step in range(1, 5):
         flip(folder_of(config, step) / "tokenizer/merges.txt")
-    assert "tokenizer/merges.txt" in store.verify(folder_of(config, 4))
+    assert "tokenizer/merges.txt" in find_damage(folder_of(config, 4))
     assert list(losses(run(keeping(config, 1, num_steps=5)))) == [1, 2, 3, 4, 5]
     assert "merges.txt does not match its checksum; the tokenizer of the data is the same" in caplog.text
-    assert list_checkpoints(config) == [1, 2, 3, 4, 5]
+    assert steps_of(config) == [1, 2, 3, 4, 5]
     shutil.rmtree(folder_of(config, 5))
-    other, damaged = store.find_newest(config.run_dir / "checkpoints", tokenizer="another")
+    other, damaged = find_newest(config.run_dir / "checkpoints", tokenizer="another")
     assert other is None
     assert len(damaged) == 4
     with pytest.raises(CheckpointError, match=r"all checkpoints are damaged: step_0000004: tokenizer/merges"):

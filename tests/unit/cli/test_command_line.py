@@ -9,8 +9,7 @@ import pytest
 
 from groundup import __version__
 from groundup.__main__ import main
-from groundup.cli.app import build_app
-from groundup.cli.system_errors import refused_by_system
+from groundup.cli.app import build_app, refused_by_system
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import torch
 
 from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from groundup.checkpoint.lazy import stored_of
+from groundup.checkpoint.lazy import as_lazy
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import write_native
-from groundup.checkpoint.native.safetensors import bytes_of
 from groundup.checkpoint.parity import compare
+from groundup.checkpoint.safetensors import bytes_of
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
 from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
@@ -141,8 +141,8 @@ def test_nothing_is_left_of_a_conversion_whose_parity_fails(
     def wrong_bytes(tensor: torch.Tensor) -> memoryview:
         return bytes_of(tensor + 1)
 
-    monkeypatch.setattr("groundup.checkpoint.native.safetensors.bytes_of", wrong_bytes)
-    monkeypatch.setattr("groundup.checkpoint.megatron.write.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.safetensors.bytes_of", wrong_bytes)
+    monkeypatch.setattr("groundup.checkpoint.write_torch.bytes_of", wrong_bytes)
     for to in ("native", "hf", "megatron"):
         for out in (tmp_path / "out", tmp_path / "new" / "folder" / "out"):
             with pytest.raises(CheckpointError, match=r"out: the written model differs .*; it was removed"):
@@ -178,7 +178,7 @@ def test_weights_that_are_not_finite_are_named(groundup: Callable[..., str], tmp
     with torch.no_grad():
         ours.model.get_parameter("layers.1.mlp.w1.weight")[0, :3] = torch.nan
         ours.model.get_parameter("norm.weight")[2] = -torch.inf
-    write_native(stored_of(ours), tmp_path / "run")  # what exports to others refuse
+    write_native(as_lazy(ours), tmp_path / "run")  # what exports to others refuse
     (tmp_path / "text.txt").write_text("the sea and the ships\n" * 20)
     named = r"not finite: 3 of 1,536 in layers\.1\.mlp\.w1\.weight, 1 of 32 in norm\.weight\. It is damaged"
     for command in (

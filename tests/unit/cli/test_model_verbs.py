@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from groundup.checkpoint.export import ExportManifest
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.checkpoint.parity import Parity
 from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
-from groundup.core.manifest import Manifest
+from groundup.core.manifest import read_manifest
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from tests.tiny import tiny_model
@@ -115,7 +116,7 @@ def test_convert_writes_and_compares(groundup: Callable[..., str], model: Path, 
     out = groundup("convert", model, tmp_path / "a", "--to", "hf")
     assert "largest difference of logits 0.0e+00, top-1 agreement 100.0%" in out
     assert read_huggingface(tmp_path / "a").config == tiny_model("gpt2").config
-    Manifest.read(tmp_path / "a" / "groundup_export.json", "export")
+    read_manifest(tmp_path / "a" / "groundup_export.json", ExportManifest)
     out = groundup("convert", model, tmp_path / "a", "--to", "hf", "--dtype", "float16")
     assert "rounding to float16: largest difference" in out
     assert read_json(tmp_path / "a" / "config.json")["dtype"] == "float16"
@@ -143,10 +144,24 @@ def test_eval_prints_a_table_or_json(groundup: Callable[..., str], model: Path, 
     table = groundup(*command)
     assert f"{found['loss']:.4f}" in table
     assert "bits per byte" in table
-    shorter = json.loads(groundup(*command, "--json", "--max-tokens", 50, "--batch-size", 2))
-    assert shorter["tokens"] == 50
-    with pytest.raises(ConfigError, match="--split has no effect"):
-        groundup(*command, "--split", "90,10")
+    shorter = json.loads(groundup(*command, "perplexity.max_tokens=50", "perplexity.batch_size=2", "--json"))
+    assert (shorter["tokens"], shorter["max_tokens"], shorter["split"]) == (50, 50, "")
+    assert shorter["data"] == [str(tmp_path / "text.txt"), str(tmp_path / "more.txt")]
+
+
+def test_eval_measures_several_tasks_at_once(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "passages.jsonl").write_text('{"text": "the tide and the ebb"}\n' * 5)
+    command = ("eval", model, "lambada.limit=3", "--data", tmp_path / "passages.jsonl")
+    for tasks in (["lambada,perplexity"], ["lambada", "perplexity", "perplexity.max_tokens=9"]):
+        first, second = map(json.loads, groundup(*command, "--json", "--tasks", *tasks).splitlines())
+        assert (first["task"], first["passages"], first["limit"]) == ("lambada", 3, 3)
+        assert (second["task"], second["tokens"] == 9) == ("perplexity", len(tasks) > 1)
+    table = groundup(*command, "--tasks", "lambada,perplexity").splitlines()
+    assert table[1].endswith("  higher is better")
+    assert table[7].endswith("  nats a token, lower is better")
+    assert table[10].endswith("  nats a token")
 
 
 @pytest.mark.parametrize("verb", ["generate", "convert", "eval"])

@@ -8,8 +8,7 @@ import orjson
 import pytest
 
 from groundup.__main__ import main
-from groundup.cli.presets import presets
-from groundup.cli.run_config import run_config
+from groundup.cli.run_config import presets, run_config
 from groundup.core.config import to_yaml
 from groundup.core.errors import ConfigError
 from groundup.train.setup import build_run

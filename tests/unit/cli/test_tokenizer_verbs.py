@@ -8,10 +8,11 @@ import pytest
 from groundup.cli import tokenizer as verbs
 from groundup.cli.app import run
 from groundup.cli.corpus import build as build_corpus
-from groundup.cli.tokenizer_choice import chosen_tokenizer
+from groundup.cli.options import TokenizerOptions
 from groundup.cli.tokens import build as build_tokens
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.tokens.tokenizer.gpt2 import cache_dir
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
 TEXTS = ["the cat sat on the mat, and the dog ate the cat's hat. ", "naïve café — 你好世界\n\n\tdone  "] * 20
@@ -56,8 +57,8 @@ def test_every_way_to_name_a_tokenizer(
     _run(["tokenizer", "encode", "bytes", "a b"])
     assert capsys.readouterr().out == "97 32 98\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("a b"))
-    verbs.encode(tokenizer_model=Path("own"))
-    assert capsys.readouterr().out == " ".join(map(str, chosen_tokenizer(Path("own")).encode("a b"))) + "\n"
+    verbs.encode(tokenizer=TokenizerOptions(tokenizer_model=Path("own")))
+    assert capsys.readouterr().out == " ".join(map(str, load_tokenizer(Path("own")).encode("a b"))) + "\n"
 
 
 def test_which_tokenizer_must_be_clear(folder: Path) -> None:
@@ -65,11 +66,11 @@ def test_which_tokenizer_must_be_clear(folder: Path) -> None:
     with pytest.raises(ConfigError, match="none given"):
         verbs.inspect()
     with pytest.raises(ConfigError, match="--vocab-file given"):
-        chosen_tokenizer(None, file)
+        TokenizerOptions(vocab_file=file).load()
     with pytest.raises(ConfigError, match="--tokenizer and --merge-file given"):
-        chosen_tokenizer(own, None, file)
+        TokenizerOptions(tokenizer=own, merge_file=file).load()
     with pytest.raises(ConfigError, match="--tokenizer and --tokenizer-model given"):
-        chosen_tokenizer(own, None, None, own)
+        TokenizerOptions(tokenizer=own, tokenizer_model=own).load()
     with pytest.raises(DataError, match=r"not a token id \(invalid literal .*'x'\)"):
         verbs.decode("own", "x")
     with pytest.raises(ConfigError, match="--tp"):
@@ -86,7 +87,7 @@ def test_inspect_shows_what_a_tokenizer_is(folder: Path, capsys: pytest.CaptureF
         "ids, padded to 128 x 4": "512",
         "special tokens": "290 <|endoftext|>",
         "end of document": "290 <|endoftext|>",
-        "fingerprint": chosen_tokenizer(Path("own")).fingerprint,
+        "fingerprint": load_tokenizer(Path("own")).fingerprint,
         "longest": rows["longest"].strip(),
     }
     assert "' the'" in rows["longest"]
@@ -106,8 +107,8 @@ def test_inspect_measures_beside_gpt2(
         (cache_dir() / name).symlink_to(shared_data / "gpt2" / name)
     verbs.inspect("own", "in.jsonl")
     rows = _rows(capsys.readouterr().out)
-    own, gpt2 = (chosen_tokenizer(Path(name)) for name in ("own", "gpt2"))
-    num_own, num_gpt2 = (sum(len(x) for x in loaded.encode_batch(TEXTS)) for loaded in (own, gpt2))
+    own, gpt2 = (load_tokenizer(Path(name)) for name in ("own", "gpt2"))
+    num_own, num_gpt2 = (sum(len(x) for x in map(loaded.encode, TEXTS)) for loaded in (own, gpt2))
     num_bytes = sum(len(text.encode()) for text in TEXTS)
     more = (
         f"{num_own / num_gpt2 - 1:.1%} more" if num_own > num_gpt2 else f"{1 - num_own / num_gpt2:.1%} fewer"
@@ -138,7 +139,12 @@ def test_a_share_of_bad_records_is_between_none_and_all(folder: Path, max_bad: f
     with pytest.raises(ConfigError, match="--max-bad"):
         verbs.train(Path("in.jsonl"), out=Path("new"), vocab_size=291, max_bad=max_bad)
     with pytest.raises(ConfigError, match="--max-bad"):
-        build_tokens(Path("in.jsonl"), prefix=Path("new"), tokenizer=Path("bytes"), max_bad=max_bad)
+        build_tokens(
+            Path("in.jsonl"),
+            prefix=Path("new"),
+            tokenizer=TokenizerOptions(tokenizer=Path("bytes")),
+            max_bad=max_bad,
+        )
     with pytest.raises(ConfigError, match="--max-bad"):
         build_corpus(Path("in.jsonl"), out=Path("new"), max_bad=max_bad)
 

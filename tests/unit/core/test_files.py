@@ -1,14 +1,24 @@
 """Files are whole or absent; manifests notice damage."""
 
 import gzip
+from typing import Literal
 
 import pytest
 import zstandard
 
 from groundup.core.compressed import open_decompressed
+from groundup.core.config import to_dict
+from groundup.core.config_class import config
 from groundup.core.errors import DataError, MachineError
-from groundup.core.files import atomic_write, read_json, require_free_space, write_json
-from groundup.core.manifest import Manifest, describe_files, find_damage, fingerprint
+from groundup.core.files import atomic_folder, atomic_write, read_json, require_free_space, write_json
+from groundup.core.manifest import (
+    FileRecord,
+    describe_files,
+    find_damage,
+    fingerprint,
+    read_manifest,
+    write_manifest,
+)
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
@@ -19,6 +29,32 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
         raise RuntimeError
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_folder_leaves_the_old_one_and_no_litter(tmp_path):
+    for folder in (tmp_path / "old", tmp_path / "new/parent/folder"):
+        if folder.name == "old":
+            folder.mkdir()
+            (folder / "file").write_bytes(b"old")
+        with pytest.raises(RuntimeError), atomic_folder(folder) as temporary:
+            (temporary / "file").write_bytes(b"half")
+            raise RuntimeError
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "old",
+        "old/file",
+    ]
+    assert (tmp_path / "old/file").read_bytes() == b"old"
+
+
+def test_a_folder_replaces_the_old_one(tmp_path):
+    (tmp_path / "folder/deep").mkdir(parents=True)
+    with atomic_folder(tmp_path / "folder") as temporary:
+        (temporary / "file").write_bytes(b"new")
+        assert (tmp_path / "folder/deep").is_dir()
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*"))] == [
+        "folder",
+        "folder/file",
+    ]
 
 
 def test_compressed_streams_read_the_same(tmp_path):
@@ -46,13 +82,33 @@ def test_more_than_the_disk_holds_is_refused(tmp_path):
         require_free_space(tmp_path / "not" / "there", 10**18, "the test")
 
 
+@config
+class BoxManifest:
+    kind: Literal["box"] = "box"
+    files: dict[str, FileRecord]
+    colour: str = "blue"
+    format_version: Literal[1] = 1
+
+
 def test_manifest_round_trip_and_damage(tmp_path):
     (tmp_path / "data").write_bytes(b"abc")
-    manifest = Manifest(kind="tokens", files=describe_files(tmp_path, ["data"]), counts={"n": 1})
-    manifest.write(tmp_path / "manifest.json")
-    assert Manifest.read(tmp_path / "manifest.json", "tokens") == manifest
-    with pytest.raises(DataError, match="holds tokens"):
-        Manifest.read(tmp_path / "manifest.json", "checkpoint")
+    path = tmp_path / "manifest.json"
+    manifest = BoxManifest(files=describe_files(tmp_path, ["data"]), colour="red")
+    write_manifest(path, manifest)
+    assert read_manifest(path, BoxManifest) == manifest
+    for change, message in (
+        ({"kind": "crate"}, "holds 'crate'"),
+        ({"format_version": 2}, r"holds 'box' \(format 2\), expected 'box' \(format 1\)"),
+        ({"size": 1}, "unknown key size"),
+        ({"files": {"data": {"bytes": -1, "checksum": "x"}}}, "bytes = -1"),
+    ):
+        write_json(path, {**to_dict(manifest), **change})
+        with pytest.raises(DataError, match=message) as error:
+            read_manifest(path, BoxManifest)
+        assert error.value.where == str(path)
+    write_json(path, {"kind": "box"})
+    with pytest.raises(DataError, match="files is required"):
+        read_manifest(path, BoxManifest)
     assert find_damage(tmp_path, manifest.files) is None
     (tmp_path / "data").write_bytes(b"abd")
     assert find_damage(tmp_path, manifest.files) == "data does not match its checksum"
@@ -64,8 +120,11 @@ def test_manifest_round_trip_and_damage(tmp_path):
 
 def test_a_foreign_file_is_no_manifest(tmp_path):
     write_json(tmp_path / "manifest.json", {"name": "other"})
+    with pytest.raises(DataError, match="holds None"):
+        read_manifest(tmp_path / "manifest.json", BoxManifest)
+    write_json(tmp_path / "manifest.json", [1])
     with pytest.raises(DataError, match="not a groundup manifest"):
-        Manifest.read(tmp_path / "manifest.json", "tokens")
+        read_manifest(tmp_path / "manifest.json", BoxManifest)
 
 
 def test_fingerprint_ignores_the_order_of_keys_only():

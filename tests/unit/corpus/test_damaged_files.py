@@ -12,6 +12,7 @@ import zstandard
 
 from groundup.__main__ import main
 from groundup.cli import corpus, tokenizer, tokens
+from groundup.cli.options import TokenizerOptions
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
@@ -59,7 +60,11 @@ def readers(path: Path, folder: Path):
         "corpus build": lambda **flags: corpus.build(path, out=folder / "again", **flags),
         "tokenizer train": lambda **flags: tokenizer.train(path, out=folder / "t", vocab_size=300, **flags),
         "tokens build": lambda **flags: tokens.build(
-            path, prefix=folder / "data", tokenizer=Path("bytes"), workers=0, **flags
+            path,
+            prefix=folder / "data",
+            tokenizer=TokenizerOptions(tokenizer=Path("bytes")),
+            workers=0,
+            **flags,
         ),
     }
 
@@ -175,7 +180,12 @@ def test_a_damaged_file_among_many_bad_records_ends_the_join(tmp_path: Path) -> 
     (tmp_path / "in" / "a.jsonl").write_bytes(b"nonsense\n" * 30 + b"".join(lines()))
     packed = gzip.compress(b"".join(lines()))
     (tmp_path / "in" / "b.jsonl.gz").write_bytes(packed[:-2000])
-    words = {"prefix": tmp_path / "data", "tokenizer": Path("bytes"), "workers": 0, "max_bad": 1.0}
+    words = {
+        "prefix": tmp_path / "data",
+        "tokenizer": TokenizerOptions(tokenizer=Path("bytes")),
+        "workers": 0,
+        "max_bad": 1.0,
+    }
     tokens.build(tmp_path / "in", **words, bad_records="skip", rank=0, world_size=1)
     with pytest.raises(DataError, match=r"b\.jsonl\.gz:\d+: the file is damaged"):
         tokens.build(tmp_path / "in", **words)

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling

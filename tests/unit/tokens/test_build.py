@@ -57,8 +57,8 @@ def test_empty_documents_are_left_out_and_specials_are_text(
     end = small_tokenizer.end_of_document_id
     expected = [[*small_tokenizer.encode(text), end] for text in ("the cat", " ", "<|endoftext|>")]
     assert _documents(report.prefixes["text"]) == expected
-    assert report.counts["text"]["empty_documents"] == 1
-    assert report.counts["text"]["text_bytes"] == len("the cat <|endoftext|>")
+    assert report.counts["text"].empty_documents == 1
+    assert report.counts["text"].text_bytes == len("the cat <|endoftext|>")
     titles = [[*small_tokenizer.encode(text), end] for text in ("one", "two", "three")]
     assert _documents(report.prefixes["title"]) == titles
 
@@ -131,8 +131,8 @@ def test_bad_records_are_counted_with_their_line(
 ) -> None:
     source.write_text(source.read_text() + "{broken\n")
     report = build_tokens([source], tmp_path / "skip", small_tokenizer, workers=0)
-    assert report.counts["text"]["bad_records"]["by_reason"] == {"not JSON": 1}
-    assert report.counts["text"]["bad_records"]["offenders"][0].startswith(f"{source}:5: not JSON")
+    assert report.counts["text"].bad_records.by_reason == {"not JSON": 1}
+    assert report.counts["text"].bad_records.offenders[0].startswith(f"{source}:5: not JSON")
     with pytest.raises(DataError, match=r"in\.jsonl:5: bad record: not JSON"):
         build_tokens(
             [source],

@@ -21,7 +21,7 @@ from groundup.core.errors import DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.sources import find_source_files
 from groundup.tokens.dataset.dataset_manifest import manifest_path
-from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.document_sources import DocumentSource, DocumentSources, document_sources_path
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.tokenize import build_rank, build_tokens, part_files
 from groundup.tokens.tokenize.parts import cut_into_parts
@@ -33,7 +33,7 @@ ANY = BadRecordPolicy(action="quarantine", max_bad=1.0)
 def artefacts(prefix: Path, key: str = "text") -> dict[str, bytes]:
     """The content of all files of a dataset."""
     path = prefix.with_name(f"{prefix.name}_{key}_document")
-    files = [bin_path(path), idx_path(path), origins_path(path)]
+    files = [bin_path(path), idx_path(path), document_sources_path(path)]
     return {file.suffix: file.read_bytes() for file in files}
 
 
@@ -79,8 +79,8 @@ def write_source(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, Origin]], list[str]]:
-    """Texts with their origins, and ``file:line: reason`` of the bad records."""
+def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, DocumentSource]], list[str]]:
+    """Texts with their sources, and ``file:line: reason`` of the bad records."""
     texts, bad = [], []
     for number, content in enumerate(lines, 1):
         if not content.strip():
@@ -94,7 +94,7 @@ def expected_of(name: str, lines: list[bytes]) -> tuple[list[tuple[str, Origin]]
         if url is None and isinstance(meta, dict):
             url = meta.get("url")
         if record["text"]:
-            texts.append((record["text"], Origin(name, number, url if isinstance(url, str) else "")))
+            texts.append((record["text"], DocumentSource(name, number, url if isinstance(url, str) else "")))
     return texts, bad
 
 
@@ -129,8 +129,8 @@ def test_any_cut_gives_what_stands_in_the_lines(
     assert [data.sequence(n).tolist() for n in range(data.num_sequences)] == [
         [*small_tokenizer.encode(text), end] for text, _ in texts
     ]
-    origins = Origins(data.prefix)
-    assert [origins.origin(n) for n in range(len(origins))] == [origin for _, origin in texts]
+    sources = DocumentSources(data.prefix)
+    assert [sources[n] for n in range(len(sources))] == [origin for _, origin in texts]
     shown = [offender.split(" (")[0] for offender in counts(prefix)["bad_records"]["offenders"]]
     assert shown == bad[:20]
     quarantine = prefix.with_name("data_quarantine.jsonl")
@@ -239,7 +239,7 @@ def test_ray_gives_the_same_bytes(
     found = artefacts(tmp_path / "ray" / "data")
     assert (found[".bin"], found[".idx"]) == (in_one[".bin"], in_one[".idx"])
     prefix = tmp_path / "ray" / "data_text_document"
-    assert Origins(prefix).origin(3).source == "in/a.jsonl"
+    assert DocumentSources(prefix)[3].source == "in/a.jsonl"
 
 
 # Kills
@@ -290,11 +290,9 @@ def test_a_killed_build_goes_on_where_it_was(
     for _ in range(40):
         before = finished(parts)
         with subprocess.Popen(command, stderr=subprocess.PIPE) as build:
-            deadline = time.monotonic() + 60
             want = len(before) + generator.randrange(1, 12)
             # A random moment after some more parts are done: the joining and the end are moments too.
             while build.poll() is None and len(finished(parts)) < min(want, total):
-                assert time.monotonic() < deadline
                 time.sleep(0.001)
             time.sleep(generator.random() * 0.02)
             build.kill()
@@ -310,7 +308,7 @@ def test_a_killed_build_goes_on_where_it_was(
         assert removing or before.keys() <= after.keys()
         if before and f"{len(before)} of {total} parts are done already" not in said:
             assert "parts are done" not in said  # killed before it could say so
-    subprocess.run(command, check=True, timeout=60)
+    subprocess.run(command, check=True)
     assert kills >= 3
     assert artefacts(prefix) == in_one
     assert not parts.exists()
@@ -328,16 +326,15 @@ def test_ctrl_c_ends_all_and_the_next_run_continues(
         "log.set_up()\n"
         "import time, groundup.tokens.tokenize.part_files as files\n"
         "plain = files.PartWriter.add\n"
-        "files.PartWriter.add = lambda *arguments: time.sleep(0.5) or plain(*arguments)\n",
+        "files.PartWriter.add = lambda *arguments: plain(*arguments) or time.sleep(600)\n",
     )
     command = [sys.executable, "-c", code, str(corpus), str(prefix), str(tmp_path / "tokenizer"), "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as build:
-        deadline = time.monotonic() + 60
         while not any("part-" in path.name for path in prefix.parent.glob("data_parts/*")):
-            assert time.monotonic() < deadline
+            assert build.poll() is None, build.stderr.read().decode()
             time.sleep(0.01)
         os.killpg(build.pid, signal.SIGINT)
-        build.communicate(timeout=30)  # returns only when no process holds the pipe
+        build.communicate()  # returns only when no process holds the pipe
     assert build.returncode != 0
     assert not bin_path(prefix.with_name("data_text_document")).exists()
     build_tokens([corpus], prefix, small_tokenizer, workers=2, bad_records=ANY, part_bytes=part_bytes)
@@ -420,8 +417,8 @@ def test_a_tokenizer_that_fails_on_a_text_makes_it_a_bad_record(
 
     monkeypatch.setattr(type(small_tokenizer), "encode_array", encode)
     report = build_tokens([path], tmp_path / "out", small_tokenizer, workers=0)
-    assert report.counts["text"]["documents"] == 2
-    assert report.counts["text"]["bad_records"]["offenders"] == [
+    assert report.counts["text"].documents == 2
+    assert list(report.counts["text"].bad_records.offenders) == [
         f"{path}:2: tokenizer failed (RuntimeError: too deep)"
     ]
 
@@ -508,8 +505,8 @@ def test_a_long_line_and_a_line_too_long(
         build_tokens([path], prefix, small_tokenizer, workers=0, bad_records=ANY, part_bytes=part_bytes)
         assert counts(prefix)["bad_records"]["by_reason"] == {"too long": 1}
         assert counts(prefix)["bad_records"]["offenders"][0].startswith(f"{path}:4: too long")
-        origins = Origins(prefix.with_name(f"{prefix.name}_text_document"))
-        assert [origins.origin(n).line for n in range(4)] == [1, 2, 3, 5]
+        sources = DocumentSources(prefix.with_name(f"{prefix.name}_text_document"))
+        assert [sources[n].line for n in range(4)] == [1, 2, 3, 5]
 
 
 # Parquet
@@ -536,16 +533,16 @@ def test_parquet_is_read_by_columns_with_its_bad_rows_named(
         [path], tmp_path / "out", small_tokenizer, keys=["body", "title"], workers=0, bad_records=ANY,
         part_bytes=1,
     )  # fmt: skip
-    assert report.counts["title"]["documents"] == 3
-    assert report.counts["body"]["empty_documents"] == 1
-    assert report.counts["body"]["bad_records"]["offenders"] == [
+    assert report.counts["title"].documents == 3
+    assert report.counts["body"].empty_documents == 1
+    assert list(report.counts["body"].bad_records.offenders) == [
         f"{path}:2: not UTF-8 (invalid start byte at byte 0)",
         f"{path}:3: text is not a string ('body' is null)",
     ]
-    origins = Origins(report.prefixes["body"])
-    assert [origins.origin(n) for n in range(2)] == [
-        Origin(str(path), 1, "http://0"),
-        Origin(str(path), 4, "http://3"),
+    sources = DocumentSources(report.prefixes["body"])
+    assert [sources[n] for n in range(2)] == [
+        DocumentSource(str(path), 1, "http://0"),
+        DocumentSource(str(path), 4, "http://3"),
     ]
     with pytest.raises(DataError, match="no column 'txt'; the columns are: body, title, meta, number"):
         build_tokens([path], tmp_path / "no", small_tokenizer, keys=["txt"], workers=0)

@@ -7,6 +7,7 @@ import pytest
 from groundup.cli import tokenizer as tokenizer_verbs
 from groundup.cli import tokens as tokens_verbs
 from groundup.cli import tokens_files as tokens_files_verbs
+from groundup.cli.options import TokenizerOptions
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.dataset.indexed import bin_path
 
@@ -41,7 +42,9 @@ def test_train_build_inspect_verify(
     assert capsys.readouterr().out == ids
 
     for state in ("\n", " (was there already)\n"):
-        tokens_verbs.build(source, prefix=prefix, tokenizer=folder, key=("body",), workers=0)
+        tokens_verbs.build(
+            source, prefix=prefix, tokenizer=TokenizerOptions(tokenizer=folder), key=("body",), workers=0
+        )
         shown = capsys.readouterr().out
         assert shown.startswith(f"{prefix}_body_document{state}  40 documents, ")
 
@@ -65,11 +68,13 @@ def test_gpt2_files_are_understood(source: Path, tmp_path: Path) -> None:
     tokenizer_verbs.train(source, out=folder, vocab_size=290, key="body")
     (folder / "tokenizer.json").unlink()
     files = {"vocab_file": folder / "vocab.json", "merge_file": folder / "merges.txt"}
-    tokens_verbs.build(source, prefix=tmp_path / "a", key=("body",), workers=0, **files)
+    tokens_verbs.build(
+        source, prefix=tmp_path / "a", key=("body",), workers=0, tokenizer=TokenizerOptions(**files)
+    )
     assert bin_path(tmp_path / "a_body_document").stat().st_size
     for given in ({}, {"vocab_file": folder / "vocab.json"}, {**files, "tokenizer": folder}):
         with pytest.raises(ConfigError, match="which tokenizer"):
-            tokens_verbs.build(source, prefix=tmp_path / "b", **given)
+            tokens_verbs.build(source, prefix=tmp_path / "b", tokenizer=TokenizerOptions(**given))
 
 
 def test_a_dataset_of_megatrons_is_read_without_a_manifest(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from groundup.cli import corpus, tokenizer, tokens, tokens_files, tokens_plan
+from groundup.cli.options import TokenizerOptions
 from groundup.core.errors import GroundupError
 
 SETTINGS = ("data.sequence_length=8", "data.split=8,1,1")
@@ -22,7 +23,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     corpus.build(folder / "in.jsonl", out=folder / "corpus")
     tokenizer.train(folder / "in.jsonl", out=folder / "tokenizer", vocab_size=270)
-    tokens.build(folder / "in.jsonl", prefix=folder / "d", tokenizer=Path("bytes"), workers=0)
+    tokens.build(
+        folder / "in.jsonl",
+        prefix=folder / "d",
+        tokenizer=TokenizerOptions(tokenizer=Path("bytes")),
+        workers=0,
+    )
     return folder
 
 
@@ -32,8 +38,10 @@ def verbs(folder: Path) -> dict[str, Callable[[], None]]:
         "verify": lambda: tokens_files.verify(data),
         "inspect": lambda: tokens_files.inspect(data),
         "trace": lambda: tokens_plan.trace(data, *SETTINGS, sample=1),
-        "merge": lambda: tokens_files.merge(data, prefix=folder / "merged"),
-        "build": lambda: tokens.build(source, prefix=folder / "d", tokenizer=Path("bytes"), workers=0),
+        "merge": lambda: tokens.merge(data, prefix=folder / "merged"),
+        "build": lambda: tokens.build(
+            source, prefix=folder / "d", tokenizer=TokenizerOptions(tokenizer=Path("bytes")), workers=0
+        ),
         "corpus": lambda: corpus.build(source, out=folder / "corpus"),
         "tokenizer": lambda: tokenizer.inspect(str(folder / "tokenizer")),
     }
@@ -75,7 +83,7 @@ def distorted(content: bytes, draw: random.Random) -> bytes:
     [
         ("d_text_document.bin", ("verify", "inspect")),
         ("d_text_document.idx", ("verify", "inspect", "trace", "merge", "build")),
-        ("d_text_document.origins", ("trace", "merge")),
+        ("d_text_document.sources.npz", ("trace", "merge")),
         ("d_text_document.json", ("verify", "inspect", "trace", "merge", "build")),
         ("corpus/manifest.json", ("corpus",)),
         ("tokenizer/tokenizer.json", ("tokenizer",)),

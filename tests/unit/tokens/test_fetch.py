@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
-from groundup.tokens.dataset.document_sources import OriginsWriter, origins_path
+from groundup.tokens.dataset.dataset_manifest import describe_dataset, manifest_path, tokenizer_of
+from groundup.tokens.dataset.document_sources import DocumentSourcesWriter, document_sources_path
 from groundup.tokens.dataset.fetch import fetch_tokens
 from groundup.tokens.dataset.indexed import bin_path, idx_path
-from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
 
 fsspec = pytest.importorskip("fsspec")
@@ -109,9 +108,9 @@ def dataset(tmp_path, small_tokenizer):
     prefix = write_indexed(
         tmp_path / "there" / "web", [[tokens[at : at + 100]] for at in range(0, 3000, 100)]
     )
-    with OriginsWriter(origins_path(prefix)) as origins:
-        origins.add("web.jsonl", np.arange(1, 31))
-    write_manifest(prefix, small_tokenizer, inputs={}, counts={"documents": 30, "tokens": 3000}, about={})
+    with DocumentSourcesWriter(document_sources_path(prefix)) as sources:
+        sources.add("web.jsonl", np.arange(1, 31))
+    describe_dataset(prefix, small_tokenizer, inputs={})
     return prefix
 
 
@@ -151,7 +150,7 @@ def test_under_another_name(dataset, tmp_path, small_tokenizer):
     _fetch(f"file://{dataset}.bin", prefix=here)
     assert bin_path(here).read_bytes() == bin_path(dataset).read_bytes()
     assert tokenizer_of(here).fingerprint == small_tokenizer.fingerprint
-    assert '"mine.origins"' in manifest_path(here).read_text()
+    assert '"mine.sources.npz"' in manifest_path(here).read_text()
     assert "web." not in manifest_path(here).read_text()
     assert _fetch(f"file://{dataset}", prefix=here).num_fetched == 0
 
@@ -173,8 +172,7 @@ def test_a_folder_of_shards_and_a_pattern(memory, tmp_path):
 
 def test_a_folder_of_datasets_shares_a_tokenizer(memory, dataset, tmp_path, small_tokenizer):
     two = write_indexed(dataset.with_name("two"), [[[1, 2], [3]]])
-    counts = {"documents": 1, "tokens": 3}
-    write_manifest(two, small_tokenizer, inputs={}, counts=counts, about={})
+    describe_dataset(two, small_tokenizer, inputs={})
     manifest = manifest_path(two)  # as a build of two keys writes it
     manifest.write_text(manifest.read_text().replace("two_tokenizer", "web_tokenizer"))
     shutil.rmtree(two.with_name("two_tokenizer"))

@@ -52,7 +52,7 @@ def test_equals_what_megatron_recorded(reference, name, split, number):
         np.testing.assert_array_equal(dataset.batch(0, len(expected)), expected)
     tokens = data.tokens[data.token_begin(begin) : data.token_begin(end)]
     for sample, row in enumerate(expected):
-        pieces = [tokens[a:b] for a, b in order.pieces(sample)]
+        pieces = [tokens[a:b] for a, b in order.ranges(sample)]
         np.testing.assert_array_equal(np.concatenate(pieces), row)
 
 
@@ -71,7 +71,7 @@ def test_every_sample_has_its_length_and_the_stream_is_covered(lengths, num_samp
     assert order.num_samples >= num_samples
     assert sorted(order.shuffle.tolist()) == list(range(order.num_samples))
     for sample in range(order.num_samples):
-        pieces = order.pieces(sample)
+        pieces = order.ranges(sample)
         assert sum(end - begin for begin, end in pieces) == 6
         assert all(0 <= begin < end <= sum(lengths) for begin, end in pieces)
 

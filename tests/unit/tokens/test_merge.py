@@ -6,39 +6,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.manifest import Manifest
+from groundup.corpus.bad_records import BadRecordCounts
 from groundup.tokens.dataset import indexed_writer
-from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
-from groundup.tokens.dataset.document_sources import Origins, OriginsWriter, origins_path
+from groundup.tokens.dataset.dataset_manifest import (
+    TokensCounts,
+    describe_dataset,
+    find_manifest,
+    manifest_path,
+    tokenizer_of,
+)
+from groundup.tokens.dataset.document_sources import (
+    DocumentSources,
+    DocumentSourcesWriter,
+    document_sources_path,
+)
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
-from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import GPT2, LLAMA3, index_bytes, write_indexed, write_llmc, write_npy
 
 DOCUMENTS = st.lists(st.lists(st.lists(st.integers(0, 8), max_size=5), max_size=3), max_size=8)
 
 
 def _described(prefix, documents, tokenizer, *, text_bytes):
-    """A dataset of one sequence a document, with manifest and origins as a build leaves them."""
+    """A dataset of one sequence a document, with manifest and document sources as a build leaves them."""
     write_indexed(prefix, [[document] for document in documents])
-    counts = {
-        "documents": len(documents),
-        "tokens": sum(map(len, documents)),
-        "text_bytes": text_bytes,
-        "bad_records": {"bad": 1, "by_reason": {prefix.name: 1}, "offenders": [f"{prefix.name}:3"]},
-    }
+    bad = BadRecordCounts(bad=1, by_reason={prefix.name: 1}, offenders=(f"{prefix.name}:3",))
+    counts = {"text_bytes": text_bytes, "bad_records": bad}
     about = {"key": "text", "append_end_of_document": True}
-    write_manifest(prefix, tokenizer, inputs={"sources": prefix.name}, counts=counts, about=about)
-    with OriginsWriter(origins_path(prefix)) as origins:
+    describe_dataset(prefix, tokenizer, inputs={"sources": prefix.name}, counts=counts, about=about)
+    with DocumentSourcesWriter(document_sources_path(prefix)) as sources:
         lines = np.arange(1, len(documents) + 1)
         urls = [f"https://{prefix.name}/{line}".encode() if line % 2 else b"" for line in lines]
-        origins.add(f"{prefix.name}.jsonl", lines, np.array(list(map(len, urls))), b"".join(urls))
+        sources.add(f"{prefix.name}.jsonl", lines, np.array(list(map(len, urls))), b"".join(urls))
     return prefix
 
 
-def _origins(prefix):
-    origins = Origins(prefix)
-    return [(found.source, found.line, found.url) for found in map(origins.origin, range(len(origins)))]
+def _sources(prefix):
+    sources = DocumentSources(prefix)
+    return [(found.source, found.line, found.url) for found in map(sources.__getitem__, range(len(sources)))]
 
 
 @given(parts=st.lists(DOCUMENTS, min_size=1, max_size=4), int32=st.booleans())
@@ -62,27 +67,20 @@ def test_merges_as_megatron_does(tmp_path_factory, parts, int32):
     assert sorted(path.name for path in folder.iterdir() if "out" in path.name) == ["out.bin", "out.idx"]
 
 
-def test_manifests_and_origins_go_along(tmp_path, small_tokenizer):
+def test_manifests_and_document_sources_go_along(tmp_path, small_tokenizer):
     one = _described(tmp_path / "one", [[1, 2], [3], [4, 5]], small_tokenizer, text_bytes=10)
     two = _described(tmp_path / "two", [[6], [7, 8]], small_tokenizer, text_bytes=5)
     merge_tokens([two, one], tmp_path / "out" / "all")
     both = tmp_path / "out" / "all"
     merge_tokens([two, two], tmp_path / "out" / "twice")
-    assert list(Manifest.read(manifest_path(tmp_path / "out" / "twice"), "tokens").inputs) == [
-        "two",
-        "two (1)",
-    ]
-    manifest = Manifest.read(manifest_path(both), "tokens")
-    assert manifest.counts == {
-        "documents": 5,
-        "tokens": 8,
-        "text_bytes": 15,
-        "bad_records": {"bad": 2, "by_reason": {"two": 1, "one": 1}, "offenders": ["two:3", "one:3"]},
-    }
+    assert list(find_manifest(tmp_path / "out" / "twice").inputs) == ["two", "two (1)"]
+    manifest = find_manifest(both)
+    bad = BadRecordCounts(bad=2, by_reason={"two": 1, "one": 1}, offenders=("two:3", "one:3"))
+    assert manifest.counts == TokensCounts(documents=5, tokens=8, text_bytes=15, bad_records=bad)
     assert list(manifest.inputs) == ["two", "one"]
-    assert (manifest.about["key"], manifest.about["append_end_of_document"]) == ("text", True)
+    assert (manifest.about.key, manifest.about.append_end_of_document) == ("text", True)
     assert tokenizer_of(both).fingerprint == small_tokenizer.fingerprint
-    assert _origins(both) == _origins(two) + _origins(one)
+    assert _sources(both) == _sources(two) + _sources(one)
 
 
 def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
@@ -90,22 +88,22 @@ def test_a_part_without_a_manifest(tmp_path, small_tokenizer, gpt2, caplog):
     two = write_indexed(tmp_path / "two", [[[3]]])
     out = tmp_path / "out"
     manifest_path(out).write_text("{}")  # of an earlier merge: never left beside new files
-    origins_path(out).write_bytes(b"old")
+    document_sources_path(out).write_bytes(b"old")
     with caplog.at_level("WARNING", logger="groundup"):
         merge_tokens([one, two], out)
     assert "no manifest is written" in caplog.text
-    assert "no origins are written" in caplog.text
+    assert "no document sources are written" in caplog.text
     assert not manifest_path(out).exists()
-    assert not origins_path(out).exists()
+    assert not document_sources_path(out).exists()
     merge_tokens([one, two], out, tokenizer=small_tokenizer)
-    assert Manifest.read(manifest_path(out), "tokens").counts == {"documents": 2, "tokens": 3}
+    assert find_manifest(out).counts == TokensCounts(documents=2, tokens=3)
     with pytest.raises(DataError, match="one: was built with the tokenizer"):
         merge_tokens([one, two], out, tokenizer=gpt2)
 
 
 @pytest.mark.parametrize("kind", ["npy", "gpt2", "llama3"])
 def test_converts_shards(tmp_path, small_tokenizer, kind, monkeypatch):
-    monkeypatch.setattr("groundup.tokens.dataset.merge._GROUP_TOKENS", 4)
+    monkeypatch.setattr("groundup.tokens.dataset.merge._BATCH_TOKENS", 4)
     opening = small_tokenizer.end_of_document_id
     documents = [[opening, *range(k)] for k in (3, 0, 9, 1, 2)]
     stream = [token for document in documents for token in document]
@@ -117,7 +115,7 @@ def test_converts_shards(tmp_path, small_tokenizer, kind, monkeypatch):
             path = tmp_path / "shards" / f"s_{number}.bin"
             write_llmc(path, stream[begin : begin + 7], GPT2 if kind == "gpt2" else LLAMA3)
     report = merge_tokens([tmp_path / "shards"], tmp_path / "named", tokenizer=small_tokenizer)
-    assert (report.num_parts, report.num_documents, report.num_tokens) == (3, 5, 20)
+    assert (report.num_shards, report.num_documents, report.num_tokens) == (3, 5, 20)
     merge_tokens([tmp_path / "shards"], tmp_path / "numbered", end_of_document_id=opening)
     for name, dtype in (("named", "uint16"), ("numbered", "int32" if kind == "llama3" else "uint16")):
         data = IndexedDataset(tmp_path / name)
@@ -180,7 +178,7 @@ def test_a_second_merge_finds_its_work_done(tmp_path, small_tokenizer):
     out = tmp_path / "out"
     first = merge_tokens([one, two], out)
     assert not first.reused
-    assert set(Manifest.read(manifest_path(out), "tokens").files) == {"out.bin", "out.idx", "out.origins"}
+    assert set(find_manifest(out).files) == {"out.bin", "out.idx", "out.sources.npz"}
     written = bin_path(out).stat().st_ino
 
     again = merge_tokens([one, two], out)
@@ -191,7 +189,7 @@ def test_a_second_merge_finds_its_work_done(tmp_path, small_tokenizer):
     _described(two, [[6], [7, 9]], small_tokenizer, text_bytes=5)
     assert not merge_tokens([two, one], out).reused
     assert IndexedDataset(out).tokens.tolist() == [6, 7, 9, 1, 2, 3]
-    origins_path(out).unlink()
+    document_sources_path(out).unlink()
     assert not merge_tokens([two, one], out).reused
     assert merge_tokens([two, one], out).reused
 
@@ -202,5 +200,5 @@ def test_a_second_conversion_finds_its_work_done(tmp_path, small_tokenizer):
     out = tmp_path / "out"
     assert not merge_tokens([shard], out, tokenizer=small_tokenizer).reused
     again = merge_tokens([shard], out, tokenizer=small_tokenizer)
-    assert (again.reused, again.num_documents, again.num_tokens, again.num_parts) == (True, 2, 4, 1)
+    assert (again.reused, again.num_documents, again.num_tokens, again.num_shards) == (True, 2, 4, 1)
     assert not merge_tokens([shard], out, tokenizer=small_tokenizer, end_of_document_id=1).reused

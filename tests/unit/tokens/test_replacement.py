@@ -8,12 +8,13 @@ import pytest
 
 from groundup.cli import tokens as tokens_verbs
 from groundup.cli import tokens_files
+from groundup.cli.options import DataTokenizerOptions, TokenizerOptions
 from groundup.core.errors import ConfigError, DataError
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
-ENDINGS = (".bin", ".idx", ".origins", ".json")
+ENDINGS = (".bin", ".idx", ".sources.npz", ".json")
 
 
 @pytest.fixture
@@ -26,7 +27,9 @@ def source(tmp_path: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch) ->
 
 def build(source: Path, tokenizer: str = "bytes", **settings) -> Path:
     prefix = settings.pop("prefix", Path("data"))
-    tokens_verbs.build(source, prefix=prefix, tokenizer=Path(tokenizer), workers=0, **settings)
+    tokens_verbs.build(
+        source, prefix=prefix, tokenizer=TokenizerOptions(tokenizer=Path(tokenizer)), workers=0, **settings
+    )
     return prefix.with_name(f"{prefix.name}_{settings.get('key', ('text',))[0]}_document")
 
 
@@ -62,7 +65,7 @@ def test_a_renamed_dataset_is_verified(
     ):
         tokens_files.verify(data)
     with pytest.raises(DataError, match=r"renamed\.bin does not match its checksum"):
-        tokens_files.verify(data, tokenizer=Path("elsewhere"))
+        tokens_files.verify(data, tokenizer=DataTokenizerOptions(tokenizer=Path("elsewhere")))
 
 
 def test_another_dataset_is_not_replaced_in_silence(
@@ -89,7 +92,7 @@ def test_another_dataset_is_not_replaced_in_silence(
 def test_a_dataset_of_somebody_else_stays(source: Path) -> None:
     data = build(source)
     before = idx_path(data).read_bytes()
-    for ending in (".json", ".origins"):
+    for ending in (".json", ".sources.npz"):
         Path(f"{data}{ending}").unlink()  # as Megatron-LM leaves it
     with pytest.raises(
         ConfigError, match=r"data_text_document\.idx: .*not built here. Choose another --prefix"

@@ -16,8 +16,7 @@ from groundup.core.errors import DataError, MachineError
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer
 from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
-from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
-from groundup.tokens.tokenizer.sentencepiece_json import obstacle
+from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer, obstacle
 from groundup.tokens.tokenizer.sentencepiece_model import ModelType, PieceType, SentencePieceModel
 
 sentencepiece = pytest.importorskip("sentencepiece")
@@ -81,7 +80,7 @@ def test_a_real_model_encodes_real_text_as_sentencepiece_and_is_saved_as_the_sam
     texts = _documents(shared_data / f"{name}.jsonl.zst", key)
     expected = [theirs.encode(text) for text in texts]
     assert sum(map(len, expected)) > 100_000
-    assert llama.encode_batch(texts) == expected
+    assert list(map(llama.encode, texts)) == expected
     assert [llama.encode_array(text).tolist() for text in texts] == expected
     assert [llama.decode(ids) for ids in expected] == theirs.decode(expected)
     llama.save(tmp_path)
@@ -90,7 +89,7 @@ def test_a_real_model_encodes_real_text_as_sentencepiece_and_is_saved_as_the_sam
     assert (loaded.eos_token_id, loaded.bos_token) == (2, "<s>")
     again = load_tokenizer(tmp_path)
     assert isinstance(again, HuggingFaceTokenizer)
-    assert again.encode_batch(texts) == expected
+    assert list(map(again.encode, texts)) == expected
     assert again.fingerprint == llama.fingerprint
 
 

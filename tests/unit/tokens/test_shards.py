@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.core.manifest import Manifest
+from groundup.tokens.dataset.dataset_manifest import describe_dataset, manifest_path
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.open import open_shards, open_source, shards_by_split
 from tests.unit.tokens.token_files import GPT2, LLAMA3, write_indexed, write_llmc, write_npy
 
@@ -92,7 +92,7 @@ def test_parts_are_one_source(tmp_path_factory, parts):
     for number, documents in enumerate(parts):
         write_indexed(folder / f"part_{number}", documents)
     source = open_source(folder)
-    assert isinstance(source, IndexedParts)
+    assert isinstance(source, IndexedShards)
     assert _documents(source) == [sequence for part in parts for document in part for sequence in document]
     _agrees_with_itself(source)
     for number in range(len(parts)):
@@ -202,7 +202,7 @@ def test_refuses_a_wrong_npy_shard(tmp_path):
             open_source(path)
 
 
-def test_refuses_what_does_not_go_together(tmp_path):
+def test_refuses_what_does_not_go_together(tmp_path, small_tokenizer):
     write_npy(tmp_path / "a.npy", [1])
     write_npy(tmp_path / "b.npy", [1], "<u4")
     with pytest.raises(DataError, match=r"b\.npy: holds uint32, a\.npy holds uint16"):
@@ -217,8 +217,9 @@ def test_refuses_what_does_not_go_together(tmp_path):
         open_source(tmp_path / "parts")
     write_indexed(two, [[[1]]])
     for prefix, mark in ((one, "aaa"), (two, "bbb")):
-        about = {"tokenizer": {"folder": "tokenizer", "fingerprint": mark}}
-        Manifest(kind="tokens", about=about).write(prefix.with_name(prefix.name + ".json"))
+        describe_dataset(prefix, small_tokenizer, inputs={})
+        manifest = manifest_path(prefix)
+        manifest.write_text(manifest.read_text().replace(small_tokenizer.fingerprint, mark))
     with pytest.raises(DataError, match=r"two: was built with the tokenizer bbb, .*one with aaa"):
         open_source(tmp_path / "parts")
     with pytest.raises(DataError, match="no token files were named"):
@@ -277,7 +278,7 @@ def test_splits_by_name(tmp_path):
 def reads(monkeypatch, tmp_path):
     """The shards' tokens are kept track of in a cache of their own; counts how often all are read."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("groundup.tokens.dataset.document_index._WORTH_KEEPING_TOKENS", 1)
+    monkeypatch.setattr("groundup.tokens.dataset.flat._WORTH_KEEPING_TOKENS", 1)
     found = []
     find = FlatShards._find_begins
 

@@ -5,8 +5,8 @@ import pytest
 
 from groundup.core.config import resolve
 from groundup.core.errors import ConfigError, DataError
+from groundup.tokens.dataset.dataset_manifest import describe_dataset
 from groundup.tokens.dataset.indexed_writer import IndexedWriter
-from groundup.tokens.dataset.provenance import write_manifest
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.tokens.sampling.dataset import TokenDataset
@@ -204,7 +204,7 @@ def test_sources_of_different_tokenizers_are_refused(tmp_path: Path) -> None:
     for number, name in enumerate(("a", "b")):
         paths.append(_write(tmp_path / name, 10))
         tokenizers.append(train_tokenizer(["the cat the dog"], vocab_size=257 + number))
-        write_manifest(paths[-1], tokenizers[-1], inputs={}, counts={}, about={})
+        describe_dataset(paths[-1], tokenizers[-1], inputs={})
     prints = [tokenizer.fingerprint for tokenizer in tokenizers]
     config = DataConfig(sources={path.name: SourceConfig(path=path) for path in paths})
     with pytest.raises(DataError, match=f"b: was built with the tokenizer {prints[1]}, .*a with {prints[0]}"):

@@ -59,7 +59,7 @@ def test_gpt2_equals_the_tokenizers_library_on_real_text(
     texts = _documents(shared_data / f"{name}.jsonl.zst", key, 300_000)
     assert sum(map(len, texts)) > 80_000
     expected = [found.ids for found in _reference(tmp_path).encode_batch(texts, add_special_tokens=False)]
-    assert gpt2.encode_batch(texts) == expected
+    assert list(map(gpt2.encode, texts)) == expected
     assert [gpt2.encode_array(text).tolist() for text in texts] == expected
     assert [gpt2.decode(ids) for ids in expected] == texts
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from groundup.__main__ import main
+from groundup.tokens.dataset.dataset_manifest import describe_dataset
 from groundup.tokens.dataset.indexed import bin_path
-from groundup.tokens.dataset.provenance import write_manifest
 from tests.unit.tokens.token_files import write_indexed, write_llmc, write_npy
 
 
@@ -94,7 +94,7 @@ def test_merges_and_verifies(run, tmp_path, small_tokenizer):
     (tmp_path / "parts").mkdir()
     for name in ("one", "two"):
         prefix = _write(tmp_path / "parts" / name, ["the cat", "the dog", "the mat"], small_tokenizer)
-        write_manifest(prefix, small_tokenizer, inputs={}, counts={"text_bytes": 21}, about={})
+        describe_dataset(prefix, small_tokenizer, inputs={}, counts={"text_bytes": 21})
     both = tmp_path / "both"
     shown = run("merge", tmp_path / "parts", "--prefix", both)
     assert shown.startswith(f"{both}\n  6 documents, ")
@@ -104,13 +104,13 @@ def test_merges_and_verifies(run, tmp_path, small_tokenizer):
         f"{tmp_path / 'parts'}: structure, ids and checksums are right\n"
     )
     inspected = run("inspect", tmp_path / "parts", "--documents", 0)
-    assert "parts                 2\ndocuments             6\n" in inspected
+    assert "shards                2\ndocuments             6\n" in inspected
     assert "bytes per token" in inspected
 
 
 def test_verify_finds_damage(run, tmp_path, small_tokenizer, tokenizer_dir):
     prefix = _write(tmp_path / "data", ["the cat", "the dog"], small_tokenizer)
-    write_manifest(prefix, small_tokenizer, inputs={}, counts={}, about={})
+    describe_dataset(prefix, small_tokenizer, inputs={})
     whole = bin_path(prefix).read_bytes()
     bin_path(prefix).write_bytes(whole[:-2])
     assert f"holds {len(whole) - 2} bytes, its index data.idx says {len(whole)}" in run("verify", prefix)
@@ -147,7 +147,7 @@ def test_a_text_is_refused(run, tmp_path):
 
 def test_a_second_run_says_so(run, tmp_path, small_tokenizer):
     prefix = _write(tmp_path / "one", ["the cat", "the dog"], small_tokenizer)
-    write_manifest(prefix, small_tokenizer, inputs={}, counts={}, about={})
+    describe_dataset(prefix, small_tokenizer, inputs={})
     merge = ("merge", prefix, "--prefix", tmp_path / "out")
     assert "was there already" not in run(*merge)
     assert run(*merge).startswith(f"{tmp_path / 'out'} (was there already)\n  2 documents")
@@ -160,7 +160,7 @@ def test_megatrons_flag_for_sentencepiece(run, tmp_path, monkeypatch, small_toke
         asked.append(path)
         return small_tokenizer
 
-    monkeypatch.setattr("groundup.cli.tokenizer_choice.load_tokenizer", load)
+    monkeypatch.setattr("groundup.cli.options.load_tokenizer", load)
     prefix = _write(tmp_path / "one", ["the cat"], small_tokenizer)
     flag = ("--tokenizer-model", tmp_path / "tokenizer.model")
     assert "the cat" in run("inspect", prefix, *flag)

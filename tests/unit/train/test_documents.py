@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from groundup.cli.callbacks import evaluate
+from groundup.cli.train import evaluate
 from groundup.core.errors import DataError
 from groundup.tokens.sampling.dataset import PADDING, TokenDataset
 from groundup.train.data_loader import read_batch

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from groundup.checkpoint.formats import open_model
-from groundup.checkpoint.native.load import Group
-from groundup.cli.callbacks import evaluate
+from groundup.checkpoint.native.load import TensorGroup
+from groundup.cli.train import evaluate
 from groundup.core.errors import CheckpointError
 from groundup.train.ema import WeightAverage
 from groundup.train.setup import build_run
@@ -21,7 +21,7 @@ def data(tmp_path_factory):
 
 
 def average_of(folder):
-    group = Group(folder, "ema")
+    group = TensorGroup(folder, "ema")
     return {name: group.read(name) for name in group}
 
 
@@ -56,8 +56,8 @@ def test_the_average_changes_no_training_and_resumes_exactly(data, tmp_path):
 def test_an_average_that_is_asked_for_later_begins_with_the_weights(data, tmp_path):
     run(make_config(data, tmp_path / "run", "num_steps=3", "schedule_steps=6"))
     run(make_config(data, tmp_path / "run", "num_steps=4", "schedule_steps=6", "ema.decay=0.7"))
-    before = Group(tmp_path / "run/checkpoints/step_0000003", "model")
-    after = Group(tmp_path / "run/checkpoints/step_0000004", "model")
+    before = TensorGroup(tmp_path / "run/checkpoints/step_0000003", "model")
+    after = TensorGroup(tmp_path / "run/checkpoints/step_0000004", "model")
     for name, value in average_of(tmp_path / "run/checkpoints/step_0000004").items():
         expected = 0.7 * before.read(name) + 0.3 * after.read(name)
         torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-7)

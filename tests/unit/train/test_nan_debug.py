@@ -160,7 +160,7 @@ def test_a_step_dump_holds_the_samples_their_origins_and_the_weights_before(data
     dump = read_dump(tmp_path / "run/failures/step-3")
     samples = build_run(make_config(data, tmp_path / "look")).training
     assert dump.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
-    for row, documents in enumerate(dump.sources):
+    for row, documents in enumerate(dump.about.sources):
         pieces = trace_sample(samples, 8 + row)
         assert [one["document"] for one in documents] == [piece.document for piece in pieces]
     assert dump.config == config

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from groundup.checkpoint.native import store
+from groundup.checkpoint.native.folder import find_newest
 from groundup.cli.app import run as run_line
 from groundup.cli.train import run_training
 from groundup.core.config import to_yaml
@@ -79,5 +79,5 @@ def test_a_training_that_was_killed_is_in_nobodys_way(data, tmp_path) -> None:
     write_json(config.run_dir / "lock.json", dataclasses.asdict(gone))
     run_training(config)
     assert list(losses(records_of(config))) == [1, 2, 3, 4, 5, 6]
-    assert store.newest_sound(config.run_dir / "checkpoints").name == "step_0000006"
+    assert find_newest(config.run_dir / "checkpoints")[0].name == "step_0000006"
     assert not (config.run_dir / "lock.json").exists()

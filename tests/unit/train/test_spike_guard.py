@@ -8,8 +8,9 @@ import signal
 import pytest
 import torch
 
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.load import Group
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
+from groundup.checkpoint.native.folder import checkpoint_path, list_checkpoints, step_of
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.train.signals import Interrupted
 from groundup.train.stability.replay import agreement, open_replayer
@@ -32,7 +33,7 @@ def data(tmp_path_factory):
 
 
 def weights(folder, step):
-    group = Group(store.folder_of(folder / "checkpoints", step), "model")
+    group = TensorGroup(checkpoint_path(folder / "checkpoints", step), "model")
     return {name: group.read(name) for name in group}
 
 
@@ -157,9 +158,9 @@ def test_a_rollback_jumps_over_the_window_as_a_run_without_it_would(data, tmp_pa
     assert outliers(never) == []
     assert losses(records) == losses(never)
     assert equal(weights(tmp_path / "back", 30), weights(tmp_path / "never", 30))
-    state = store.read_manifest(store.folder_of(tmp_path / "back/checkpoints", 30)).counts
-    assert state["samples"] == 30 * 4 + 24
-    assert [(one["step"], one["action"]) for one in state["spike_guard"]["outliers"]] == [(26, "rollback")]
+    state = read_checkpoint_manifest(checkpoint_path(tmp_path / "back/checkpoints", 30)).counts
+    assert state.samples == 30 * 4 + 24
+    assert [(one["step"], one["action"]) for one in state.spike_guard["outliers"]] == [(26, "rollback")]
 
 
 @pytest.mark.parametrize("stop_at", [23, 25], ids=["behind-the-rollback", "before-it"])
@@ -192,7 +193,7 @@ def test_a_checkpoint_that_is_far_enough_back_is_kept(data, tmp_path, back, kept
     with reading(poisoned(*POISON)):
         records = run(make_config(data, tmp_path / "run", *ROLLBACK, f"spike_guard.back={back}"))
     assert outliers(records)[0]["step"] == kept
-    steps = [store.step_of(folder) for folder in store.list_checkpoints(tmp_path / "run/checkpoints")]
+    steps = [step_of(folder) for folder in list_checkpoints(tmp_path / "run/checkpoints")]
     assert steps[0] == max(0, (31 - back) // 5 * 5)
 
 
@@ -234,7 +235,7 @@ def test_the_dump_of_an_outlier_can_be_replayed(data, tmp_path):
     with reading(poisoned(*POISON)):
         run(make_config(data, tmp_path / "run", *settings))
     folder = tmp_path / "run/failures/step-26"
-    assert "standard deviations above" in read_dump(folder).facts.reason
+    assert "standard deviations above" in read_dump(folder).about.facts.reason
     replayer = open_replayer(folder, device="cpu", precision=None)
     result = replayer.run()
     assert agreement(result, replayer.dump, replayer.precision) == "exactly"

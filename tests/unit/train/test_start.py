@@ -10,8 +10,7 @@ from tokenizers.processors import TemplateProcessing
 
 from groundup.checkpoint.formats import open_model
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from groundup.checkpoint.lazy import stored_of
-from groundup.checkpoint.loaded_model import stop_ids
+from groundup.checkpoint.lazy import as_lazy
 from groundup.cli.run_config import run_config
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
@@ -109,7 +108,7 @@ def test_what_lies_beside_a_chat_model_stays_with_it(data, trained, tmp_path):
     run(forked)
     for folder in (config.run_dir, forked.run_dir):
         loaded = open_model(folder, device="cpu")
-        assert stop_ids(loaded) == {end, 7}
+        assert loaded.stop_ids == {end, 7}
         assert {name: loaded.companions.files[name] for name in expected} == expected
         manifest = json.loads((folder / "checkpoints/latest/manifest.json").read_text())
         assert {f"tokenizer/{name}" for name in expected} <= manifest["files"].keys()
@@ -124,7 +123,7 @@ def test_another_end_of_documents_is_told(caplog):
         bpe, vocab=vocab, merges=bpe.merges[:42], specials={END: 298, "<|im_end|>": 299}
     )
     one, other = (ByteLevelTokenizer(bpe, end_of_document=end) for end in (END, "<|im_end|>"))
-    stored = dataclasses.replace(stored_of(tiny_model("llama")), tokenizer=other)
+    stored = dataclasses.replace(as_lazy(tiny_model("llama")), tokenizer=other)
     _require_tokenizer(stored, other)
     assert not caplog.records
     _require_tokenizer(stored, one)

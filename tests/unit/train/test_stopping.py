@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from groundup.__main__ import main
-from groundup.cli.callbacks import evaluate
+from groundup.cli.train import evaluate
 from groundup.core.config import to_yaml
 from groundup.core.log import set_up
 from groundup.train.config import ValidationConfig
@@ -79,7 +79,7 @@ def due_until_the_fifth(due):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_process_that_was_asked_to_stop_ends_as_several_do(data, tmp_path, monkeypatch, number):
-    monkeypatch.setattr("groundup.cli.callbacks.complete", lambda run_: os.kill(os.getpid(), number) or "")
+    monkeypatch.setattr("groundup.cli.train.complete", lambda run_: os.kill(os.getpid(), number) or "")
     config = make_config(data, tmp_path / "run", "sample.interval=1")
     (tmp_path / "run.yaml").write_text(to_yaml(config))
     monkeypatch.setattr(sys, "argv", ["groundup", "train", str(tmp_path / "run.yaml")])

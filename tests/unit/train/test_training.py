@@ -9,10 +9,9 @@ import time
 import pytest
 import torch
 
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.load import Group
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
-from groundup.core.manifest import Manifest
 from groundup.tokens.dataset.dataset_manifest import manifest_path
 from groundup.tokens.dataset.indexed import bin_path
 from groundup.train.setup import build_run
@@ -87,10 +86,10 @@ def test_fp16_overflow_skips_the_step(data, tmp_path, monkeypatch):
     before = {name: p.clone() for name, p in build_run(config).state.model.named_parameters()}
     run(dataclasses.replace(config, num_steps=2))
     folder = tmp_path / "run/checkpoints/step_0000002"
-    state = store.read_manifest(folder).counts
-    assert state["skipped_steps"] == 2
-    assert state["samples"] == 8
-    embedding = Group(folder, "model").read("embed.tokens.weight")
+    state = read_checkpoint_manifest(folder).counts
+    assert state.skipped_steps == 2
+    assert state.samples == 8
+    embedding = TensorGroup(folder, "model").read("embed.tokens.weight")
     assert torch.equal(embedding, before["embed.tokens.weight"][:300])
 
 
@@ -257,11 +256,13 @@ def test_checkpoints_are_pruned_and_described(data, tmp_path):
     run(config)
     folders = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
     assert folders == ["latest", "step_0000005", "step_0000006"]
-    manifest = Manifest.read(tmp_path / "run/checkpoints/latest/manifest.json", "checkpoint")
-    assert manifest.counts["step"] == 6
-    assert manifest.counts["tokens"] == 6 * 4 * 32
-    assert manifest.about["config"]["model"]["hidden_size"] == 32
-    assert json.dumps(manifest.about)
+    manifest = read_checkpoint_manifest(tmp_path / "run/checkpoints/latest")
+    assert manifest.counts.step == 6
+    assert manifest.counts.tokens == 6 * 4 * 32
+    assert manifest.about.config["model"]["hidden_size"] == 32
+    written = json.loads((tmp_path / "run/checkpoints/latest/manifest.json").read_text())
+    assert written["counts"].keys() == {"step", "samples", "tokens", "skipped_steps"}
+    assert written["about"].keys() == {"config", "tokenizer", "torch", "data", "bos_ids"}
 
 
 def test_compile_gives_the_same_curve(data, tmp_path):

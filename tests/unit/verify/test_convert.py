@@ -12,8 +12,8 @@ from torch import Tensor
 from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.huggingface.config import config_json
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_huggingface
-from groundup.checkpoint.lazy import LazyModel, stored_of
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LazyModel, LoadedModel, as_lazy
+from groundup.checkpoint.megatron import megatron_codec
 from groundup.checkpoint.megatron import write as megatron_write
 from groundup.cli.app import run
 from groundup.core.errors import CheckpointError, ConfigError, MachineError
@@ -22,9 +22,9 @@ from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.verify import convert
 from groundup.verify.convert import Converted, verify_convert
 from tests.instances import MODELS
-from tests.tiny import tiny_model
+from tests.tiny import NANOGPT, tiny_model
 
-NUM_PATHS = 10
+NUM_PATHS = 11
 REFERENCES = ("legacy_992da75_gpt_tp1pp1", "legacy_992da75_gpt_tp2pp1", "mcore_head_gpt_tp1pp1")
 
 
@@ -63,7 +63,7 @@ def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pyte
 
     def forgetful(self: Companions, folder: Path) -> None:
         write(self, folder)
-        if folder.parent.name.startswith(".step"):
+        if folder.parent.name.startswith("step_"):
             (folder / "chat_template.jinja").unlink()
 
     monkeypatch.setattr(Companions, "write", forgetful)
@@ -75,9 +75,10 @@ def test_a_chat_template_that_is_lost_is_found(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    found = verified(stored_of(tiny_model(name)), tmp_path)
+    found = verified(as_lazy(tiny_model(name)), tmp_path)
     assert len(found) == NUM_PATHS
     assert "hf > native > megatron 2x2 > native > hf" in found
+    assert found.pop("nanogpt").omitted.startswith("refused: nanoGPT")
     for one in found.values():
         assert one.is_right, one
         assert not one.omitted
@@ -90,6 +91,14 @@ def test_every_format_keeps_the_model(name: str, tmp_path: Path) -> None:
             assert one.parity.max_difference == 0
 
 
+def test_a_model_of_nanogpt_goes_through_all_formats(tmp_path: Path) -> None:
+    found = verified(as_lazy(tiny_model("gpt2", bias=False, **NANOGPT)), tmp_path)
+    assert len(found) == NUM_PATHS
+    assert all(one.is_right for one in found.values())
+    for name in ("nanogpt", "hf > native > megatron 2x2 > nanogpt > megatron 2x2 > native > hf"):
+        assert found[name].bits_equal
+
+
 def test_sizes_that_do_not_divide_are_written_whole(tmp_path: Path) -> None:
     config = dataclasses.replace(MODELS["gpt2"], num_layers=3, num_heads=1)
     model = tiny_model("gpt2")
@@ -98,7 +107,7 @@ def test_sizes_that_do_not_divide_are_written_whole(tmp_path: Path) -> None:
     )
     for parameter in loaded.model.parameters():
         torch.nn.init.normal_(parameter)
-    found = verified(stored_of(loaded), tmp_path)
+    found = verified(as_lazy(loaded), tmp_path)
     assert [path for path in found if path.startswith("megatron")] == [
         "megatron legacy 1x1", "megatron core 1x1", "megatron core-fused 1x1",
     ]  # fmt: skip
@@ -118,7 +127,7 @@ def test_a_writer_at_fault_is_found(change: str, tmp_path: Path, monkeypatch: py
         return tensor
 
     monkeypatch.setattr(megatron_write._Piece, "__call__", sabotaged)
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     wrong = {path for path, one in found.items() if not one.is_right}
     everything = {path for path in found if "megatron" in path}
     assert wrong == (everything if change == "negated" else everything - {"megatron legacy 1x1"})
@@ -133,7 +142,7 @@ def test_a_config_at_fault_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "groundup.checkpoint.huggingface.weights.config_json",
         lambda config: {**config_json(config), "rms_norm_eps": 0.3},
     )
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     assert found["hf"].bits_equal
     assert not found["hf"].is_right
     assert not found["hf, computed by transformers"].is_right
@@ -144,11 +153,11 @@ def test_a_refusal_is_no_fault_but_is_told(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*_: Any, **__: Any) -> None:
         raise ConfigError("megatron knows no such positions", where="command line")
 
-    monkeypatch.setattr(convert, "write_megatron", refuse)
-    found = verified(stored_of(tiny_model("llama")), tmp_path)
+    monkeypatch.setattr(megatron_codec, "CODEC", dataclasses.replace(megatron_codec.CODEC, write=refuse))
+    found = verified(as_lazy(tiny_model("llama")), tmp_path)
     assert all(one.is_right for one in found.values())
     assert found["megatron core 2x2"].omitted == "refused: megatron knows no such positions"
-    assert sum(bool(one.omitted) for one in found.values()) == 5
+    assert sum(bool(one.omitted) for one in found.values()) == 6  # nanoGPT has no Llama
 
 
 def test_too_small_a_disk_is_refused_before_anything_is_written(
@@ -157,7 +166,7 @@ def test_too_small_a_disk_is_refused_before_anything_is_written(
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
     with pytest.raises(MachineError, match=r"through every format needs 0\.07 GB and the disk has 0\.00 GB"):
-        verified(stored_of(tiny_model("gpt2")), tmp_path)
+        verified(as_lazy(tiny_model("gpt2")), tmp_path)
 
 
 @pytest.mark.parametrize("name", REFERENCES)
@@ -184,7 +193,8 @@ def test_the_table_and_the_exit_code(
     assert lines[0].split() == ["path", "logits", "top-1", "weights", "verdict"]
     assert len(lines) == 2 + NUM_PATHS
     assert lines[-1].startswith("the source, computed by transformers  ")
-    assert all(line.endswith("right") for line in lines[1:])
+    [refused] = [line for line in lines[1:] if not line.endswith("right")]
+    assert refused.split()[:3] == ["nanogpt", "refused:", "nanoGPT's"]
     monkeypatch.setattr(convert, "open_lazy", lambda *_, **__: open_huggingface(tmp_path / "other"))
     write_huggingface(tiny_model("gpt2", seed=1), tmp_path / "other")
     with pytest.raises(

@@ -78,10 +78,12 @@ def test_a_run_that_begins_with_a_model_is_verified_too(tmp_path, shrink) -> Non
 
 
 @pytest.mark.slow
-def test_a_layout_that_cannot_work_is_not_right(tmp_path, capsys) -> None:
+def test_a_layout_that_cannot_work_is_not_right(tmp_path, capsys, monkeypatch) -> None:
     """The guide's test has layouts that are."""
     from groundup.core.config import to_yaml
+    from tests.forked import python
 
+    monkeypatch.setattr("sys.executable", python())
     file = tmp_path / "run.yaml"
     file.write_text(to_yaml(make_config(make_data(tmp_path), tmp_path / "run", "micro_batch_size=1")))
     with pytest.raises(TrainingError, match="not the same model as one process: tp3"):

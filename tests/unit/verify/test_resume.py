@@ -10,6 +10,7 @@ from groundup.core.config import to_yaml
 from groundup.core.errors import TrainingError
 from groundup.train.config import TrainConfig
 from groundup.verify.resume import verify_resume
+from tests.forked import python
 from tests.runs import make_config, make_data
 from tests.runs import run as train_here
 
@@ -49,7 +50,8 @@ def test_a_run_that_does_not_resume_is_an_error(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_a_users_config_is_verified_in_processes_of_its_own(tmp_path, capsys) -> None:
+def test_a_users_config_is_verified_in_processes_of_its_own(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("sys.executable", python())
     file = tmp_path / "run.yaml"
     file.write_text(to_yaml(make_config(make_data(tmp_path), tmp_path / "run")))
     with pytest.raises(SystemExit) as ended:

@@ -1,44 +1,36 @@
 """Hugging Face folders: GPT-2 and Llama models as ``transformers`` saves and loads them."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.export import Check, export_folder
-from groundup.checkpoint.huggingface.config import architecture_of, config_json, read_config, token_ids
-from groundup.checkpoint.huggingface.names import (
-    GPT2_RULES,
-    LLAMA_RULES,
-    NameRule,
-    rules_for,
-    to_ours,
-    to_theirs,
-)
-from groundup.checkpoint.huggingface.shard_sizes import ONE_FILE, Sharding
-from groundup.checkpoint.huggingface.weight_files import stored_tensors, write_shards
-from groundup.checkpoint.key_mismatch import describe_mismatch
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
+from groundup.checkpoint.families import family_of, with_biases
+from groundup.checkpoint.families.name_rules import match_weights, rules_for, to_theirs
+from groundup.checkpoint.formats import Codec, Variant
+from groundup.checkpoint.huggingface.config import config_json, read_config, token_ids
+from groundup.checkpoint.huggingface.weight_files import parse_sharding, stored_tensors, write_shards
 from groundup.checkpoint.lazy import (
     DtypeName,
     LazyModel,
     LazyTensor,
+    LoadedModel,
+    as_lazy,
     in_dtype,
     load,
-    logical_shapes,
-    stored_of,
     torch_dtype,
-    with_biases,
+    without_moments,
 )
-from groundup.checkpoint.loaded_model import LoadedModel
-from groundup.core.errors import CheckpointError, DataError
+from groundup.checkpoint.logical_tensors import logical_shapes
+from groundup.core.errors import DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
-from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _HEAD = "lm_head.weight"
@@ -54,14 +46,14 @@ def write_huggingface(loaded: LoadedModel, folder: Path, *, dtype: DtypeName = "
         CheckpointError: The folder holds something else, or a weight does not fit ``dtype``.
         MachineError: The disk is too small or the files cannot be written.
     """
-    write_stored(in_dtype(stored_of(loaded), torch_dtype(dtype)), folder)
+    write_stored(in_dtype(as_lazy(loaded), torch_dtype(dtype)), folder)
 
 
 def write_stored(
     stored: LazyModel,
     folder: Path,
     *,
-    sharding: Sharding = ONE_FILE,
+    shards: str = "1",
     on_write: Callable[[int], None] | None = None,
     check: Check | None = None,
 ) -> None:
@@ -73,21 +65,22 @@ def write_stored(
     Args:
         stored: The model, read tensor by tensor.
         folder: To write; may be missing, empty or an earlier export, which is replaced.
-        sharding: How many files the weights become.
+        shards: How many files the weights become, or their largest size: see ``parse_sharding``.
         on_write: Told the bytes of each tensor when it is written.
         check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
-        ConfigError: There are fewer tensors than files.
+        ConfigError: The shards are neither, or more than tensors.
         MachineError: The disk is too small or the files cannot be written.
     """
+    sharding = parse_sharding(shards)
     stored = with_biases(stored)
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
-    tensors = dict(to_theirs(_rules_of(stored.config), weights))
+    tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
     dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
-    about = {"format": "huggingface", "dtype": dtype}
+    about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
         ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}
@@ -146,10 +139,6 @@ def is_huggingface(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _rules_of(config: ModelConfig) -> tuple[NameRule, ...]:
-    return LLAMA_RULES if isinstance(config, LlamaConfig) else GPT2_RULES
-
-
 def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folder: Path) -> ModelConfig:
     """The config, untied where the folder has a head of its own beside ``tie_word_embeddings``.
 
@@ -172,32 +161,15 @@ def _with_own_head(config: ModelConfig, tensors: Mapping[str, LazyTensor], folde
 
 
 def _weights(folder: Path, config: ModelConfig, tensors: Mapping[str, LazyTensor]) -> dict[str, LazyTensor]:
-    rows = {name: shape[0] for name, shape in logical_shapes(config).items()}
-    by_name = {rule.theirs: rule for rule in rules_for(_rules_of(config), list(rows))}
-    canonical = {_base_name(name): name for name in by_name}
-    weights: dict[str, LazyTensor] = {}
-    found: set[str] = set()
-    unexpected: list[str] = []
+    rules = family_of(config).huggingface.names
+    ruled = [rule.theirs for rule in rules_for(rules, list(logical_shapes(config)))]
+    canonical = {_base_name(name): name for name in ruled}
+    found: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        theirs = canonical.get(_base_name(name))
-        if theirs is None:
-            tied_head = config.tied_embedding and name == _HEAD
-            if not tied_head and not name.endswith(_BUFFERS):
-                unexpected.append(name)
-            continue
-        rule = by_name[theirs]
-        found.add(theirs)
-        try:
-            weights.update(to_ours(rule, tensor, [rows[part] for part in rule.ours]))
-        except ValueError as error:
-            raise CheckpointError(f"does not fit its config.json: {error}", where=folder) from None
-    if mismatch := describe_mismatch(by_name.keys(), {*found, *unexpected}):
-        raise CheckpointError(
-            f"the weights do not fit {architecture_of(config)} ({mismatch})",
-            where=folder,
-            fix="Check that config.json and the weights belong together and are complete.",
-        )
-    return weights
+        ignored = name.endswith(_BUFFERS) or (config.tied_embedding and name == _HEAD)
+        if _base_name(name) in canonical or not ignored:
+            found[canonical.get(_base_name(name), name)] = tensor
+    return match_weights(rules, config, found, where=folder, settings="config.json")
 
 
 def _base_name(name: str) -> str:
@@ -207,11 +179,15 @@ def _base_name(name: str) -> str:
     return name
 
 
-def bos_ids(folder: Path) -> tuple[int, ...]:
-    """What the tokenizer's own post-processing puts before a text; read off the empty text."""
-    import tokenizers
-
-    path = folder / "tokenizer.json"
-    if not path.is_file() or not json.loads(path.read_bytes()).get("post_processor"):
-        return ()
-    return tuple(tokenizers.Tokenizer.from_file(str(path)).encode("").ids)
+CODEC = Codec(
+    detect=is_huggingface,
+    open=open_huggingface,
+    write=write_stored,
+    kept=lambda stored, **options: without_moments(with_biases(stored)),
+    variants=lambda stored: [
+        Variant(tour=""),
+        Variant(label=", 3 shards", options={"shards": "3"}),
+        Variant(label=", bfloat16 (from the rounded)", dtype="bfloat16"),
+    ],
+    next_step=lambda folder, _: f"transformers.AutoModelForCausalLM.from_pretrained({str(folder)!r})",
+)

@@ -1,19 +1,23 @@
-"""Megatron-LM's ``args``, which it keeps in its checkpoints, and our model configs: in both directions."""
+"""Megatron-LM's ``args``, which it keeps in its checkpoints: checked, and as our model configs, both ways."""
 
+import argparse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from groundup.checkpoint.families import FAMILIES, family_of
+from groundup.checkpoint.families.family import unsupported
 from groundup.checkpoint.lazy import LazyTensor
-from groundup.checkpoint.megatron.parameter_names import EMBEDDING, layer_of
-from groundup.checkpoint.megatron.rope_args import read_rope_scaling, rope_scaling_args
+from groundup.checkpoint.megatron.parameters import EMBEDDING, layer_of
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
+from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import ModelConfig, model_config_from
-from groundup.models.gpt2 import GPT2Config
-from groundup.models.llama import LlamaConfig
+
+DEFAULT_MULTIPLE = 128
+"""Of --make-vocab-size-divisible-by."""
 
 _HEAD_DIM_WITHOUT_ARGS = 64  # of all GPT-2 sizes
 # What a model of ours cannot be; the value is what it must be, or what absence means.
@@ -38,6 +42,51 @@ _FIXED: Mapping[str, Any] = {
     "window_size": None,
 }
 _PLAIN = (str, int, float, bool, type(None))
+_MOST = {
+    **dict.fromkeys(("num_layers", "num_attention_heads", "num_query_groups", "kv_channels"), 10**6),
+    **dict.fromkeys(("hidden_size", "ffn_hidden_size", "max_position_embeddings", "seq_length"), 10**8),
+    **dict.fromkeys(("padded_vocab_size", "true_vocab_size", "make_vocab_size_divisible_by"), 10**9),
+    **dict.fromkeys(
+        ("tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size"), 1000
+    ),
+    **dict.fromkeys(("rotary_base", "consumed_train_samples"), 10**18),
+}
+"""The largest of what is counted in any model: a damaged number must not be the length of a loop."""
+
+_TEXTS = ("vocab_file", "merge_file", "tokenizer_model")
+
+
+def args_in(content: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """The arguments that a file holds; empty where there are none.
+
+    Raises:
+        CheckpointError: They are of no kind that Megatron-LM writes.
+    """
+    namespace = content.get("args")
+    if namespace is None:
+        return {}
+    if not isinstance(namespace, argparse.Namespace):
+        raise CheckpointError("its args are no argparse.Namespace", where=where)
+    args = {key: value for key, value in vars(namespace).items() if not isinstance(value, torch.Tensor)}
+    for key, most in _MOST.items():
+        require_number(args, key, where, most=most)
+    for key in _TEXTS:
+        if not isinstance(args.get(key), str | None):
+            raise CheckpointError(f"{key} is {str(args[key])[:40]!r}, expected a text", where=where)
+    return args
+
+
+def require_number(values: Mapping[str, Any], key: str, where: Path, *, most: int = 10**18) -> None:
+    """Refuses a value that is there and no number from 0 to ``most``; a whole one but for ``rotary_base``.
+
+    Raises:
+        CheckpointError: Names it.
+    """
+    value = values.get(key)
+    whole = type(value) is int or (isinstance(value, float) and (value.is_integer() or key == "rotary_base"))
+    if value is not None and not (whole and 0 <= value <= most):
+        given = str(value)[:40]
+        raise CheckpointError(f"{key} is {given!r}, expected a number from 0 to {most:,}", where=where)
 
 
 def plain_args(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,15 +108,9 @@ def model_config(
     tp: int,
     where: Path,
 ) -> ModelConfig:
-    """The architecture of a checkpoint.
+    """The architecture of a checkpoint, from its args and the tensors of the first stage's first rank.
 
-    Args:
-        args: Of the checkpoint; empty in some that were released, which are taken for GPT-2.
-        tensors: Of the first stage's first rank, by canonical names.
-        num_layers: Of all stages.
-        vocab_size: The true vocabulary.
-        tp: Degree of tensor parallelism.
-        where: The file.
+    Some that were released have no args; they are taken for GPT-2.
 
     Raises:
         CheckpointError: A feature of the model is not supported (named), or a setting is missing.
@@ -76,19 +119,11 @@ def model_config(
         return _config_without_args(tensors, num_layers, vocab_size, tp, where)
     for key, value in _FIXED.items():
         if args.get(key, value) not in (value, None):
-            raise _unsupported(where, key, args[key], repr(value))
+            raise unsupported(where, key, args[key], repr(value))
     for key in ("num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not args.get(key):
             raise CheckpointError(f"its args have no {key}", where=where)
     heads, hidden = args["num_attention_heads"], args["hidden_size"]
-    tree: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "num_layers": num_layers,
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "ffn_size": args.get("ffn_hidden_size") or 4 * hidden,
-        "max_sequence_length": args["max_position_embeddings"],
-    }
     if args.get("num_layers", num_layers) != num_layers:
         raise CheckpointError(
             f"its args tell of {args['num_layers']} layers, its files hold {num_layers}",
@@ -96,66 +131,30 @@ def model_config(
             fix="Copy the checkpoint again, with all its stages.",
         )
     if args.get("kv_channels") not in (None, hidden // heads):
-        raise _unsupported(
+        raise unsupported(
             where, "kv_channels", args["kv_channels"], f"{hidden // heads} (hidden_size / heads)"
         )
-    tree |= {
+    tables = [family.megatron for family in FAMILIES if family.megatron.matches(args)]
+    if len(tables) != 1:
+        raise CheckpointError("its args describe a model of no family that is supported", where=where)
+    tree: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "num_layers": num_layers,
+        "hidden_size": hidden,
+        "num_heads": heads,
+        "ffn_size": args.get("ffn_hidden_size") or 4 * hidden,
+        "max_sequence_length": args["max_position_embeddings"],
         "tied_embedding": not args.get("untie_embeddings_and_output_weights", False),
         "dropout": args.get("hidden_dropout", 0.0),
         "attention_dropout": args.get("attention_dropout", 0.0),
         "norm_eps": args.get("layernorm_epsilon", args.get("norm_epsilon", 1e-5)),
         "init_std": args.get("init_method_std", 0.02),
+        **tables[0].from_args(args, where),
     }
-    tree |= _llama(args, where) if args.get("swiglu") or _is_rotary(args) else _gpt2(args, tensors, where)
     try:
         return model_config_from(tree, where=where)
     except ConfigError as error:
         raise CheckpointError(f"its args describe no model: {error}", where=where) from None
-
-
-def _is_rotary(args: Mapping[str, Any]) -> bool:
-    kind = args.get("position_embedding_type")
-    return kind == "rope" if kind else bool(args.get("use_rotary_position_embeddings"))
-
-
-def _llama(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    for feature, present, needed in (
-        ("rotary positions", _is_rotary(args), True),
-        ("swiglu", bool(args.get("swiglu")), True),
-        ("normalization RMSNorm", args.get("normalization", "LayerNorm") == "RMSNorm", True),
-        ("add_bias_linear", bool(args.get("add_bias_linear", True)), False),
-    ):
-        if present is not needed:
-            raise CheckpointError(
-                f"a model with rotary positions or SwiGLU, but {'without' if needed else 'with'} {feature},"
-                " is not supported: a Llama has rotary positions, SwiGLU and RMSNorm, and no biases"
-                " but add_qkv_bias",
-                where=where,
-            )
-    groups = args.get("num_query_groups") if args.get("group_query_attention") else None
-    return {
-        "kind": "llama",
-        "num_kv_heads": groups or args["num_attention_heads"],
-        "rope_base": float(args.get("rotary_base") or 10000),
-        "rope_scaling": read_rope_scaling(args, where),
-        "qkv_bias": bool(args.get("add_qkv_bias", False)),
-    }
-
-
-def _gpt2(args: Mapping[str, Any], tensors: Mapping[str, LazyTensor], where: Path) -> dict[str, Any]:
-    if args.get("position_embedding_type", "learned_absolute") != "learned_absolute" or not args.get(
-        "add_position_embedding", True
-    ):
-        raise CheckpointError("a GPT without learned or rotary positions is not supported", where=where)
-    if args.get("normalization", "LayerNorm") != "LayerNorm":
-        raise _unsupported(where, "normalization", args["normalization"], "'LayerNorm' in a GPT-2")
-    if args.get("group_query_attention"):
-        raise _unsupported(where, "group_query_attention", True, "False in a GPT-2")
-    fused = args.get("bias_gelu_fusion", True) and args.get("add_bias_linear", True)  # it has tanh inside
-    return {
-        "kind": "gpt2",
-        "activation": "gelu_tanh" if fused or args.get("openai_gelu") else "gelu",
-    }
 
 
 def _config_without_args(
@@ -189,10 +188,8 @@ def args_of(
     """The arguments by which Megatron-LM builds this model and accepts its checkpoint.
 
     Raises:
-        ConfigError: It has no such scaling of rotary positions.
+        ConfigError: They cannot say what the model is.
     """
-    llama = isinstance(config, LlamaConfig)
-    fused = isinstance(config, GPT2Config) and config.activation == "gelu_tanh"
     return {
         "num_layers": config.num_layers,
         "encoder_num_layers": config.num_layers,
@@ -205,21 +202,11 @@ def args_of(
         "seq_length": config.max_sequence_length,
         "encoder_seq_length": config.max_sequence_length,
         "max_position_embeddings": config.max_sequence_length,
-        "add_position_embedding": not llama,
-        "position_embedding_type": "rope" if llama else "learned_absolute",
-        "use_rotary_position_embeddings": llama,
         "rotary_percent": 1.0,
-        "rotary_base": _whole(config.rope_base) if isinstance(config, LlamaConfig) else 10000,
         "rotary_interleaved": False,
-        **rope_scaling_args(config),
-        "add_bias_linear": not llama,
-        "add_qkv_bias": config.qkv_bias if isinstance(config, LlamaConfig) else True,
-        "swiglu": llama,
-        "bias_swiglu_fusion": llama,
-        "bias_gelu_fusion": fused,
+        **family_of(config).megatron.to_args(config),
         "openai_gelu": False,
         "squared_relu": False,
-        "normalization": "RMSNorm" if llama else "LayerNorm",
         "layernorm_epsilon": config.norm_eps,
         "norm_epsilon": config.norm_eps,
         "apply_layernorm_1p": False,
@@ -262,9 +249,38 @@ def count_layers(chunk: Mapping[str, LazyTensor], where: Path) -> int:
     return len(layers)
 
 
-def _whole(value: float) -> float:
-    return int(value) if value == int(value) else value
+def padded_rows(vocab_size: int, tp: int, multiple: int = DEFAULT_MULTIPLE) -> int:
+    """Rows of the embedding: the least multiple of ``multiple`` times ``tp`` that holds the vocabulary.
+
+    Source: ``_vocab_size_with_padding`` in megatron/tokenizer/tokenizer.py.
+    """
+    return padded_vocab_size(vocab_size, multiple * tp)
 
 
-def _unsupported(where: Path, key: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{key} = {value!r} is not supported, only {expected}", where=where)
+def true_vocab_size(
+    *, rows: int, tp: int, multiple: int, tokenizer_size: int, stated: int | None, where: object
+) -> int:
+    """The vocabulary without padding, of an embedding of ``rows``; ``stated`` by the user or the checkpoint.
+
+    Raises:
+        CheckpointError: The tokenizer cannot be the one of the model, or the stated size does not fit.
+    """
+    if stated is not None:
+        if not tokenizer_size <= stated <= rows:
+            raise CheckpointError(
+                f"a vocabulary of {stated:,} ids must hold the tokenizer's {tokenizer_size:,} ids and fit"
+                f" into the {rows:,} rows of the embedding",
+                where=where,
+                fix="Name the model's own tokenizer (--tokenizer), or its true vocabulary (--vocab-size).",
+            )
+        return stated
+    # A converted checkpoint may keep the padding of another tp: the tools of Megatron-LM do so.
+    paddings = {tokenizer_size} | {padded_rows(tokenizer_size, other, multiple) for other in {1, tp, 2, 4, 8}}
+    if rows not in paddings:
+        raise CheckpointError(
+            f"its embedding has {rows:,} rows, a tokenizer of {tokenizer_size:,} ids would make"
+            f" {padded_rows(tokenizer_size, tp, multiple):,} (a multiple of {multiple} x {tp})",
+            where=where,
+            fix="Name the model's own tokenizer (--tokenizer), or its true vocabulary (--vocab-size).",
+        )
+    return tokenizer_size

@@ -7,11 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.key_mismatch import describe_mismatch
-from groundup.checkpoint.lazy import LazyTensor, logical_shapes
-from groundup.checkpoint.megatron.parameter_names import HEAD, layer_of, rules, with_layer
-from groundup.checkpoint.megatron.tensor_layout import Packing, fused_shape, split_dim
+from groundup.checkpoint.families.name_rules import NameRule, rules_for
+from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
+from groundup.checkpoint.megatron.parameters import (
+    HEAD,
+    Packing,
+    fused_shape,
+    layer_of,
+    rules,
+    split_dim,
+    with_layer,
+)
 from groundup.core.errors import CheckpointError
 from groundup.models import ModelConfig
 
@@ -43,7 +50,7 @@ def merge(
     Args:
         stages: In the order of their layers; the first has the embedding, the last norm and head.
         config: The model.
-        version: Of the layout of queries, keys and values.
+        version: Of the layout of queries, keys and values, see ``Packing``.
         rows: Of the padded embedding.
 
     Raises:
@@ -156,7 +163,7 @@ def _belongs(rule: NameRule, layer: int | None, stage: Stage, index: int, num_st
 
 
 def _require_names(found: set[str], wanted: set[str], path: Path) -> None:
-    if mismatch := describe_mismatch(wanted, found):
+    if mismatch := find_mismatch(wanted, found):
         raise CheckpointError(
             f"its tensors are not those of the model that its args describe ({mismatch})",
             where=path,

@@ -1,9 +1,14 @@
-"""What Megatron-LM's optimizers keep: Adam's moments and, in 16-bit training, the weights in fp32.
+"""The state of Megatron-LM's optimizers: Adam's moments and, in 16-bit training, the weights in fp32.
 
-The states are numbered, not named. Their order is that of the parameters within each group: first those
-with weight decay, then biases and one-dimensional weights (``get_param_groups`` in
+States are numbered, not named. Their order is that in which Megatron-LM's modules name the parameters, within
+each group: first those with weight decay, then biases and one-dimensional weights (``get_param_groups`` in
 megatron/optimizer/__init__.py). The distributed optimizer keeps flat buffers, filled from their end
 (``DistributedDataParallel.__init__`` in megatron/model/distributed.py). Sources: 992da75.
+
+Both apex's and PyTorch's Adam load what is written here: the one wants the number of updates by group, the
+other by parameter; fp32 weights lie as in ``Float16OptimizerWithFloat16Params.state_dict``
+(megatron/optimizer/optimizer.py). Only the legacy modules' order is vouched for, so nothing is written under
+the names of megatron.core.
 """
 
 import dataclasses
@@ -12,35 +17,36 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
+from groundup.checkpoint.megatron.parameters import Naming
 from groundup.checkpoint.megatron.ranks import Rank
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
 
 ENTRIES = ("exp_avg", "exp_avg_sq")
+_WRITTEN = {*ENTRIES, "step"}
 _DISTRIBUTED_FILE = "distrib_optim.pt"
 _WITHOUT = "Convert without the optimizer's state: --no-moments."
 
 Chunks = Sequence[Mapping[str, Tensor]]
+"""The tensors of each part of the model on a rank, by canonical names."""
+Share = Mapping[str, LazyTensor]
+"""What one rank holds, by the names that are written."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RankMoments:
-    """The optimizer's tensors of one rank, for each of its parts of the model by canonical names.
-
-    Attributes:
-        masters: Weights in fp32; empty where the parameters themselves are.
-        entries: By "exp_avg" and "exp_avg_sq".
-        step: Updates done; None where it is not told.
-    """
+class RankOptimizer:
+    """A rank's optimizer: weights in fp32 (none where the model's are), moments by kind, updates done."""
 
     masters: Chunks
     entries: Mapping[str, Chunks]
     step: int | None
 
 
-def has_moments(rank: Rank) -> bool:
+def has_optimizer(rank: Rank) -> bool:
     """Whether a rank's files hold the state of an optimizer."""
     found = rank.content.get("optimizer")
     kept = bool(found) if isinstance(found, dict) else found is not None
@@ -67,12 +73,8 @@ def read_masters(rank: Rank, chunks: Chunks) -> Chunks:
     return _named(chunks, order, tensors, rank.path, "fp32_from_fp16_params")
 
 
-def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
-    """All that the optimizer of a rank keeps.
-
-    Args:
-        rank: With moments.
-        chunks: Its parameters by canonical names, in their order.
+def read_optimizer(rank: Rank, chunks: Chunks) -> RankOptimizer:
+    """All that the optimizer of a rank keeps, for parameters in the order of its file.
 
     Raises:
         CheckpointError: The optimizer is none that is known, or its state does not fit the model's.
@@ -83,7 +85,7 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
     groups = _param_groups(optimizer, rank.path)
     if distributed.is_file():
         entries = {entry: _distributed(distributed, entry, chunks) for entry in ENTRIES}
-        return RankMoments(masters=masters, entries=entries, step=_step(groups, {}))
+        return RankOptimizer(masters=masters, entries=entries, step=_step(groups, {}))
     states = _inner(optimizer).get("state", {})
     if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
         raise CheckpointError("its optimizer's state is no dict of dicts", where=rank.path, fix=_WITHOUT)
@@ -93,7 +95,7 @@ def read_moments(rank: Rank, chunks: Chunks) -> RankMoments:
     for entry in ENTRIES:
         tensors = [states.get(number, {}).get(entry) for number in numbers]
         entries[entry] = _named(chunks, order, tensors, rank.path, entry)
-    return RankMoments(masters=masters, entries=entries, step=_step(groups, states))
+    return RankOptimizer(masters=masters, entries=entries, step=_step(groups, states))
 
 
 def _optimizer(rank: Rank) -> Mapping[str, Any]:
@@ -185,3 +187,100 @@ def _distributed(path: Path, entry: str, chunks: Chunks) -> Chunks:
             end -= tensor.numel()
         found.append(views)
     return found
+
+
+def find_unwritable_state(stored: LazyModel, naming: Naming) -> str | None:
+    """Why the optimizer's state of a model cannot be written, or None."""
+    if naming != "legacy":
+        return f"Megatron-LM's optimizers number parameters, in an order that is not known for {naming} names"
+    entries = {name.rpartition("/")[2] for name in stored.moments}
+    if entries - _WRITTEN:
+        return f"the optimizer was not AdamW: it keeps {', '.join(sorted(entries))}"
+    lacking = [
+        name for name in stored.weights if any(f"{name}/{kind}" not in stored.moments for kind in _WRITTEN)
+    ]
+    if lacking:
+        return f"some weights have no moments, such as {lacking[0]}"
+    if not stored.step:
+        return "the number of training steps is not known, without which Megatron-LM loads weights alone"
+    if len({int(stored.moments[f"{name}/step"].read()) for name in stored.weights}) > 1:
+        return "weights were updated in different numbers of steps"
+    return None
+
+
+def adam_args(stored: LazyModel) -> dict[str, Any]:
+    """The arguments by which Megatron-LM builds the same Adam: the run's own, or else its defaults."""
+    ours = {"lr": "lr", "adam_beta1": "beta1", "adam_beta2": "beta2", "adam_eps": "eps"}
+    ours["weight_decay"] = "weight_decay"
+    defaults = {"lr": 0.0, "adam_beta1": 0.9, "adam_beta2": 0.999, "adam_eps": 1e-8, "weight_decay": 0.01}
+    values = {
+        theirs: stored.optimizer.get(name, stored.megatron_args.get(theirs, defaults[theirs]))
+        for theirs, name in ours.items()
+    }
+    return {**values, "optimizer": "adam", "use_distributed_optimizer": False}
+
+
+def optimizer_entry(
+    *, weights: Share, moments: Mapping[str, Share], masters: Share, step: int, args: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The ``optimizer`` of one rank's file, for its parameters in their order.
+
+    Args:
+        weights: The parameters.
+        moments: Theirs, by "exp_avg" and "exp_avg_sq".
+        masters: The parameters in fp32; empty where they are that already.
+        step: Updates done.
+        args: Of ``adam_args``.
+    """
+    decayed = [name for name in weights if len(weights[name].shape) > 1 and not name.endswith(".bias")]
+    groups = [decayed, [name for name in weights if name not in set(decayed)]]
+    groups = [group for group in groups if group]
+    order = [name for group in groups for name in group]
+    state = {
+        number: {
+            "step": in_memory(torch.tensor(float(step))),
+            **{kind: moments[kind][name] for kind in ENTRIES},
+        }
+        for number, name in enumerate(order)
+    }
+    param_groups = []
+    for names in groups:
+        decays = float(names is groups[0] and bool(decayed))
+        param_groups.append(
+            {
+                "lr": args["lr"],
+                "bias_correction": True,
+                "betas": (args["adam_beta1"], args["adam_beta2"]),
+                "eps": args["adam_eps"],
+                "weight_decay": args["weight_decay"] * decays,
+                "wd_mult": decays,
+                "lr_mult": 1.0,
+                "step": step,
+                "params": [order.index(name) for name in names],
+            }
+        )
+    inner = {"state": state, "param_groups": param_groups}
+    if not masters:
+        return inner
+    return {
+        "optimizer": inner,
+        "fp32_from_fp16_params": [[masters[name] for name in group] for group in groups],
+    }
+
+
+def scheduler_entry(stored: LazyModel, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The ``opt_param_scheduler``: where it stands. The rest is the new run's, by its --override option."""
+    total = max(stored.samples, 1)
+    kept = stored.megatron_args
+    return {
+        "max_lr": args["lr"],
+        "lr_warmup_steps": 0,
+        "num_steps": stored.samples,
+        "lr_decay_style": kept.get("lr_decay_style", "constant"),
+        "lr_decay_steps": total,
+        "min_lr": kept.get("min_lr", 0.0),
+        "start_wd": args["weight_decay"],
+        "end_wd": args["weight_decay"],
+        "wd_incr_style": "constant",
+        "wd_incr_steps": total,
+    }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.megatron.args_in_file import args_in, require_number
+from groundup.checkpoint.megatron.args import args_in, require_number
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
 
@@ -20,15 +20,7 @@ _VERSIONS = (0, 1.0, 2.0, 3.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What one rank saved.
-
-    Attributes:
-        path: Its file.
-        args: The command line that it was made with; empty where there is none.
-        version: Of the layout of queries, keys and values: 0, 1, 2 or 3.
-        chunks: Its parts of the model: one, or several under a virtual pipeline.
-        content: All of the file.
-    """
+    """The file of one rank; a virtual pipeline gives it several parts of the model, its chunks."""
 
     path: Path
     args: Mapping[str, Any]
@@ -39,12 +31,7 @@ class Rank:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankGrid:
-    """All ranks of a checkpoint.
-
-    Attributes:
-        folder: That holds the ranks' folders.
-        ranks: By pipeline stage, then by tensor-parallel rank.
-    """
+    """All ranks of a checkpoint, by pipeline stage, then by tensor-parallel rank."""
 
     folder: Path
     ranks: tuple[tuple[Rank, ...], ...]

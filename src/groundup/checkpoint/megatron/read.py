@@ -8,22 +8,35 @@ from typing import Any
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.huggingface.weights import bos_ids
+from groundup.checkpoint.families import family_of
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
-from groundup.checkpoint.megatron.args import count_layers, model_config, plain_args
+from groundup.checkpoint.megatron.args import (
+    DEFAULT_MULTIPLE,
+    count_layers,
+    model_config,
+    plain_args,
+    true_vocab_size,
+)
 from groundup.checkpoint.megatron.merge_ranks import Stage, merge
-from groundup.checkpoint.megatron.optimizer import ENTRIES, Chunks, has_moments, read_masters, read_moments
-from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, true_vocab_size
-from groundup.checkpoint.megatron.parameter_names import EMBEDDING, HEAD, canonical_tensors
+from groundup.checkpoint.megatron.optimizer import (
+    ENTRIES,
+    Chunks,
+    has_optimizer,
+    read_masters,
+    read_optimizer,
+)
+from groundup.checkpoint.megatron.parameters import CURRENT_VERSION, EMBEDDING, HEAD, canonical_tensors
 from groundup.checkpoint.megatron.ranks import RankGrid, checkpoint_folder, is_distributed, open_ranks
-from groundup.checkpoint.megatron.tensor_layout import CURRENT_VERSION
-from groundup.checkpoint.megatron.tokenizer import folder_of_tokenizer, tokenizer_of
 from groundup.checkpoint.megatron.torch_dist import open_distributed
-from groundup.core.errors import CheckpointError
+from groundup.core.errors import CheckpointError, DataError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
-from groundup.models.gpt2 import GPT2Config
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.huggingface import bos_ids
+from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer, tokenizer_folder
+
+TOKENIZER = "tokenizer"
+"""The folder in which ``write_megatron`` puts it, beside the tracker file."""
 
 
 def open_megatron(
@@ -67,14 +80,14 @@ def open_megatron(
     first = grid.first
     opening = _Opening(path, folder, first.args, first.content, first.version, tokenizer, vocab_size)
     model = opening.model(list(_stages(grid, parameters)))  # names and shapes are checked by that
-    if not has_moments(first):
+    if not has_optimizer(first):
         return model
     masters = {rank.path: read_masters(rank, parameters[rank.path]) for rank in ranks}
     if all(masters.values()):
         model = opening.model(list(_stages(grid, masters)))
     if not moments:
         return model
-    found = {rank.path: read_moments(rank, parameters[rank.path]) for rank in ranks}
+    found = {rank.path: read_optimizer(rank, parameters[rank.path]) for rank in ranks}
     step = found[first.path].step or model.step
     kept = {f"{name}/step": in_memory(torch.tensor(float(step))) for name in model.weights}
     for entry in ENTRIES:
@@ -104,8 +117,8 @@ class _Opening:
             raise CheckpointError(
                 f"has no {EMBEDDING}: not a language model's first stage", where=stages[0].paths[0]
             )
-        tokenizer = self.tokenizer or tokenizer_of(self.args, self.path, self.folder)
-        beside = folder_of_tokenizer(self.path, self.folder)
+        tokenizer = self.tokenizer or _tokenizer_of(self.args, self.path, self.folder)
+        beside = _folder_of_tokenizer(self.path, self.folder)
         companions = read_companions(beside) if beside else Companions()
         if self.tokenizer is not None:
             companions = companions.with_tokenizer_of(Companions())
@@ -139,7 +152,7 @@ class _Opening:
         )
 
     def merged(self, stages: list[Stage], config: ModelConfig) -> dict[str, LazyTensor]:
-        if not self.args.get("add_bias_linear", True) and isinstance(config, GPT2Config):
+        if not self.args.get("add_bias_linear", True) and family_of(config).megatron.linear_biases:
             stages = [_with_zero_biases(stage) for stage in stages]
         return merge(stages, config, version=self.version, rows=_rows(stages))
 
@@ -183,3 +196,34 @@ def _with_zero_biases(stage: Stage) -> Stage:
 def _without_head(stage: Stage) -> Stage:
     chunks = [{name: tensor for name, tensor in chunk.items() if name != HEAD} for chunk in stage.chunks]
     return dataclasses.replace(stage, chunks=chunks)
+
+
+def _tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
+    """The tokenizer in one of the folders, or else the one whose files the args name.
+
+    Raises:
+        DataError: There is none: another would give wrong ids without a word.
+    """
+    if beside := _folder_of_tokenizer(*folders):
+        return load_tokenizer(beside)
+    vocab_file, merge_file, model = (args.get(key) for key in ("vocab_file", "merge_file", "tokenizer_model"))
+    if vocab_file and merge_file and Path(vocab_file).is_file() and Path(merge_file).is_file():
+        return load_gpt2_files(Path(vocab_file), Path(merge_file))
+    if model and Path(model).exists():
+        return load_tokenizer(Path(model))
+    named = " and ".join(str(name) for name in (vocab_file, merge_file, model) if name)
+    raise DataError(
+        f"has no tokenizer beside it; its args name {args.get('tokenizer_type', 'none')}"
+        + (f" of {named}, not on this machine" if named else ""),
+        where=folders[0],
+        fix="Name it: --tokenizer FOLDER (GPT-2's own: --tokenizer gpt2).",
+    )
+
+
+def _folder_of_tokenizer(*folders: Path) -> Path | None:
+    """The folder in or beside a checkpoint that has a tokenizer; None where none has."""
+    for folder in folders:
+        for place in (folder / TOKENIZER, folder, folder.parent / TOKENIZER):
+            if found := tokenizer_folder(place):
+                return found
+    return None

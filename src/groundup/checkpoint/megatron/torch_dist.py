@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.lazy import LazyTensor
-from groundup.checkpoint.megatron.args_in_file import args_in, require_number
-from groundup.checkpoint.megatron.parameter_names import canonical_name
+from groundup.checkpoint.megatron.args import args_in, require_number
+from groundup.checkpoint.megatron.parameters import canonical_name
 from groundup.checkpoint.safe_pickle.objects import Stub
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled, load_pickled_part, load_plain_pickle
 from groundup.core.errors import CheckpointError
@@ -32,13 +32,7 @@ _STACKED = re.compile(r"decoder\.layers\.(?=\D)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistributedCheckpoint:
-    """What a folder holds.
-
-    Attributes:
-        args: The command line that it was made with.
-        content: All of ``common.pt``.
-        tensors: Of the model by canonical names.
-    """
+    """A folder's args, all that ``common.pt`` holds, and the model's tensors by canonical names."""
 
     args: Mapping[str, Any]
     content: Mapping[str, Any]

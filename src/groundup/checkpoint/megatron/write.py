@@ -9,38 +9,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.export import Check, export_folder
-from groundup.checkpoint.huggingface.names import NameRule, rules_for
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, logical_shapes, with_biases
-from groundup.checkpoint.megatron.args import args_of
-from groundup.checkpoint.megatron.optimizer import ENTRIES
-from groundup.checkpoint.megatron.padded_vocab import DEFAULT_MULTIPLE, padded_rows
-from groundup.checkpoint.megatron.parameter_names import (
+from groundup.checkpoint.export import Check, ExportAbout, export_folder
+from groundup.checkpoint.families import family_of, with_biases
+from groundup.checkpoint.families.name_rules import NameRule, rules_for
+from groundup.checkpoint.lazy import LazyModel, LazyTensor
+from groundup.checkpoint.logical_tensors import logical_shapes
+from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, args_of, padded_rows
+from groundup.checkpoint.megatron.optimizer import (
+    ENTRIES,
+    adam_args,
+    find_unwritable_state,
+    optimizer_entry,
+    scheduler_entry,
+)
+from groundup.checkpoint.megatron.parameters import (
+    CURRENT_VERSION,
     EMBEDDING,
     HEAD,
     Naming,
+    Packing,
+    fused_shape,
     layer_of,
     nested,
     renamed,
     rules,
+    split_dim,
     with_layer,
 )
 from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
-from groundup.checkpoint.megatron.rope_args import require_rope
-from groundup.checkpoint.megatron.tensor_layout import CURRENT_VERSION, Packing, fused_shape, split_dim
-from groundup.checkpoint.megatron.tokenizer import FOLDER
-from groundup.checkpoint.megatron.write_optimizer import (
-    adam_args,
-    optimizer_entry,
-    scheduler_entry,
-    why_without_moments,
-)
-from groundup.checkpoint.native.safetensors import bytes_of
-from groundup.checkpoint.safe_pickle.unpickle import storage_offsets
+from groundup.checkpoint.megatron.read import TOKENIZER
+from groundup.checkpoint.write_torch import write_torch
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
-from groundup.models.llama import LlamaConfig
 from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT
 
 _MASTERS = "masters"
@@ -52,7 +53,7 @@ def write_megatron(
     *,
     tp: int = 1,
     pp: int = 1,
-    naming: Naming = "legacy",
+    names: Naming = "legacy",
     masters: Mapping[str, LazyTensor] | None = None,
     on_write: Callable[[float], None] | None = None,
     check: Check | None = None,
@@ -69,10 +70,10 @@ def write_megatron(
 
     Args:
         stored: The model, read tensor by tensor.
-        folder: To write; may be missing, empty or an earlier export, which is replaced.
+        folder: Missing, empty or an earlier export, which is replaced.
         tp: Degree of tensor parallelism.
         pp: Pipeline stages, of equally many layers.
-        naming: Of the parameters: the Megatron-LM that is to read it.
+        names: Of the parameters: the Megatron-LM that is to read it.
         masters: The weights in fp32, of which those of the model are rounded; by default the latter, widened.
         on_write: Told the bytes of the model as they are written.
         check: Called with the temporary folder when it is complete.
@@ -85,25 +86,24 @@ def write_megatron(
     """
     stored = with_biases(stored)
     config = stored.config
-    require_divides(config, tp=tp, pp=pp)
-    require_rope(config, naming)
+    _require_known(config, tp=tp, pp=pp, names=names)
     multiple = int(stored.megatron_args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE)
     rows = padded_rows(config.vocab_size, tp, multiple)
     dtype = next(iter(stored.weights.values())).dtype
     ours = args_of(config, tp=tp, pp=pp, rows=rows, multiple=multiple, dtype=dtype)
     adam = adam_args(stored)
     args = {**_defaults(stored), **stored.megatron_args, **ours, **(adam if stored.moments else {})}
-    moments = _moments(stored, naming, masters)
+    moments = _moments(stored, names, masters)
 
     def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> dict[str, LazyTensor]:
-        return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, naming=naming))
+        return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, names=names))
 
     places = [(stage, rank) for stage in range(pp) for rank in range(tp)]
     shares = {place: held(stored.weights, *place) for place in places}
     states = {place: {kind: held(tensors, *place) for kind, tensors in moments.items()} for place in places}
     everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
     size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
-    about = {"format": "megatron", "tp": tp, "pp": pp, "naming": naming}
+    about = ExportAbout(format="megatron", tp=tp, pp=pp, naming=names)
     name = f"iter_{stored.step:07d}" if stored.step else "release"
     source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 
@@ -119,7 +119,7 @@ def write_megatron(
                 "args": argparse.Namespace(**args),
                 "checkpoint_version": CURRENT_VERSION,
                 "iteration": stored.step,
-                "model": nested(share, naming, tied=config.tied_embedding, last_stage=stage == pp - 1),
+                "model": nested(share, names, tied=config.tied_embedding, last_stage=stage == pp - 1),
             }
             if state := states[stage, rank]:
                 fp32 = state.pop(_MASTERS, {})
@@ -127,28 +127,39 @@ def write_megatron(
                     weights=share, moments=state, masters=fp32, step=_updates(stored), args=adam
                 )
                 content["opt_param_scheduler"] = scheduler_entry(stored, adam)
-            _save(path, content, tell)
+            write_torch(path, content, tell)
         (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
-        stored.tokenizer.save(temporary / FOLDER)
-        stored.companions.write(temporary / FOLDER)
+        stored.tokenizer.save(temporary / TOKENIZER)
+        stored.companions.write(temporary / TOKENIZER)
     return folder / name
 
 
-def require_divides(config: ModelConfig, *, tp: int, pp: int) -> None:
-    """Refuses degrees of parallelism that Megatron-LM refuses.
-
-    Raises:
-        ConfigError: With all reasons.
-    """
+def find_indivisible(config: ModelConfig, *, tp: int, pp: int) -> str | None:
+    """Why Megatron-LM refuses these degrees of parallelism for a model, with all reasons; or None."""
     counts = {
         "query heads": config.num_heads,
         "key/value heads": config.num_kv_heads,
         "ffn_size": config.ffn_size,
     }
-    problems = [f"--tp {tp} does not divide {count} {what}" for what, count in counts.items() if count % tp]
-    problems += [f"--pp {pp} does not divide {config.num_layers} layers"] if config.num_layers % pp else []
-    if problems:
-        raise ConfigError("; ".join(problems), where="command line", fix="Choose divisors of these.")
+    problems = [
+        f"--{flag} is {given}, it must be 1 or more" for flag, given in (("tp", tp), ("pp", pp)) if given < 1
+    ]
+    if not problems:
+        problems += [
+            f"--tp {tp} does not divide {count} {what}" for what, count in counts.items() if count % tp
+        ]
+        problems += (
+            [f"--pp {pp} does not divide {config.num_layers} layers"] if config.num_layers % pp else []
+        )
+    return "; ".join(problems) or None
+
+
+def _require_known(config: ModelConfig, *, tp: int, pp: int, names: Naming) -> None:
+    """Refuses what Megatron-LM would refuse, or what one of these names would compute otherwise."""
+    if problems := find_indivisible(config, tp=tp, pp=pp):
+        raise ConfigError(problems, where="command line", fix="Choose divisors of these.")
+    if names == "legacy" and (reason := family_of(config).megatron.why_not_legacy(config)):
+        raise ConfigError(reason, where="command line", fix="Write the newer names: --names core.")
 
 
 def _defaults(stored: LazyModel) -> dict[str, Any]:
@@ -162,12 +173,12 @@ def _defaults(stored: LazyModel) -> dict[str, Any]:
 
 
 def _moments(
-    stored: LazyModel, naming: Naming, masters: Mapping[str, LazyTensor] | None
+    stored: LazyModel, names: Naming, masters: Mapping[str, LazyTensor] | None
 ) -> dict[str, Mapping[str, LazyTensor]]:
     """What to keep of the optimizer's, in fp32: by kind, by our names of weights; and the fp32 weights."""
     if not stored.moments:
         return {}
-    if reason := why_without_moments(stored, naming):
+    if reason := find_unwritable_state(stored, names):
         logger.warning("the optimizer's state is left out: %s", reason)
         return {}
     kinds: dict[str, Mapping[str, LazyTensor]] = {
@@ -209,12 +220,12 @@ def _share(
     tp: int,
     pp: int,
     rows: int,
-    naming: Naming,
+    names: Naming,
 ) -> Iterator[tuple[str, LazyTensor]]:
     """What one rank holds, by their names."""
     shapes = logical_shapes(config)
     per_stage = config.num_layers // pp
-    rms_norm = isinstance(config, LlamaConfig)
+    rms_norm = family_of(config).megatron.rms_norm
     ruled = rules_for(rules(config), list(shapes))
     if config.tied_embedding and pp > 1:  # the last stage has a copy of the embedding
         ruled.append(NameRule(HEAD, ("embed.tokens.weight",)))
@@ -230,7 +241,7 @@ def _share(
         parts = [tensors[ours] for ours in rule.ours]
         whole = [(padded or part.shape[0], *part.shape[1:]) for part in parts]
         yield (
-            renamed(name, naming, rms_norm=rms_norm),
+            renamed(name, names, rms_norm=rms_norm),
             LazyTensor(
                 shape=fused_shape(rule, whole, config, tp),
                 dtype=parts[0].dtype,
@@ -260,29 +271,3 @@ class _Piece:
             dim = split_dim(name, self.config)
             pieces.append(tensor if dim is None else tensor.chunk(self.tp, dim)[self.rank])
         return Packing(config=self.config).pack(self.rule, pieces)
-
-
-def _save(path: Path, content: Mapping[str, Any], on_write: Callable[[int], None]) -> None:
-    """A file of ``torch.save``, made with room for its tensors, which are then written one by one."""
-    stored: list[LazyTensor] = []
-
-    def room(value: Any) -> Any:
-        if isinstance(value, LazyTensor):
-            stored.append(value)
-            return torch.empty(value.shape, dtype=value.dtype)  # never touched: takes no memory
-        if isinstance(value, dict):
-            return {key: room(item) for key, item in value.items()}
-        return [room(item) for item in value] if isinstance(value, list) else value
-
-    with torch.serialization.skip_data():
-        torch.save(room(dict(content)), path)
-    offsets = storage_offsets(path)
-    assert len(offsets) == len(stored), "one storage for each tensor, numbered in their order"
-    with path.open("r+b") as file:
-        for number, tensor in enumerate(stored):
-            offset, size = offsets[str(number)]
-            values = tensor.read()
-            assert (tuple(values.shape), size) == (tensor.shape, tensor.size_bytes), "as was made room for"
-            file.seek(offset)
-            file.write(bytes_of(values))
-            on_write(size)

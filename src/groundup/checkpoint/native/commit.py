@@ -1,140 +1,123 @@
-"""How written files become a checkpoint: manifest and marker, then the name.
+"""Writes the files of a checkpoint, and gives it its name once they are complete."""
 
-The files are prepared under a temporary name and fsynced. What has the name already is moved aside before
-the renaming, and removed after it only on request, so that one of the two is there at any instant.
-"""
-
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.native.contents import MANIFEST, TOKENIZER
-from groundup.checkpoint.native.store import (
+from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.native.contents import (
+    CHUNKS,
+    MANIFEST,
+    TOKENIZER,
+    CheckpointAbout,
+    CheckpointManifest,
+    TrainingCounts,
+    file_name,
+)
+from groundup.checkpoint.native.folder import (
     MARKER,
-    folder_of,
+    find_damage,
     free_name,
     point_latest,
-    remove,
-    temporary_of,
-    verify,
+    remove_checkpoint,
 )
+from groundup.checkpoint.safetensors import write_safetensors
 from groundup.core.errors import MachineError
-from groundup.core.files import atomic_write, checksum, fsync_dir, fsync_file, require_free_space
+from groundup.core.files import atomic_write, checksum, fsync_dir, fsync_file, fsync_tree
 from groundup.core.log import logger
-from groundup.core.manifest import FileRecord, Manifest, describe_files
+from groundup.core.manifest import FileRecord, describe_files, write_manifest
 from groundup.tokens.tokenizer.base import Tokenizer
 
+Groups = Mapping[str, Mapping[str, LazyTensor]]
+"""Tensors by group ("model", "optimizer", "random", ...) and name."""
+
+MARGIN_BYTES = 1 << 20
+"""Of what a checkpoint has beside its tensors."""
 _REPLACED = ".{}.replaced"
 
 
-def save_files(
-    checkpoints_dir: Path,
-    step: int,
-    write: Callable[[Path], None],
+def write_groups(
+    folder: Path,
+    groups: Groups,
     *,
-    size_bytes: int,
-    state: Mapping[str, Any],
-    about: Mapping[str, Any],
-    tokenizer: Tokenizer,
-    companions: Companions,
-) -> Path:
-    """Writes ``step_NNNNNNN`` as one process and then points ``latest`` to it.
+    rank: int = 0,
+    num_ranks: int = 1,
+    on_write: Callable[[int], None] | None = None,
+) -> dict[str, FileRecord]:
+    """Writes what a rank has to write, a file a group, fsynced; returns their sizes and checksums.
 
     Args:
-        checkpoints_dir: Of a run.
-        step: Of the training.
-        write: Puts the files of tensors, ``groups.file_name`` of each, into a folder.
-        size_bytes: Of them.
-        state: See ``writer.Snapshot``.
-        about: See there.
-        tokenizer: Stored too.
-        companions: Stored beside it.
-
-    Raises:
-        MachineError: The disk is full, before or while writing; older checkpoints stay intact.
+        folder: Of the checkpoint, under its temporary name.
+        groups: The rank's tensors.
+        rank: Its number.
+        num_ranks: Of all that write.
+        on_write: Receives the bytes of each tensor when it is written.
     """
-    folder = folder_of(checkpoints_dir, step)
-    temporary = temporary_of(checkpoints_dir, step)
-    remove(temporary)
-    require_free_space(checkpoints_dir, size_bytes + (1 << 20), f"the checkpoint of step {step}")
-    try:
-        temporary.mkdir(parents=True)
-        write(temporary)
-        write_tokenizer(temporary, tokenizer, companions)
-        names = sorted(str(p.relative_to(temporary)) for p in temporary.rglob("*") if p.is_file())
-        for name in names:
-            fsync_file(temporary / name)
-        about = {**about, "tokenizer": tokenizer.fingerprint, "torch": torch.__version__}
-        complete(temporary, folder, files=describe_files(temporary, names), state=state, about=about)
-    except OSError as error:
-        raise write_failure(checkpoints_dir, step, error) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    point_latest(folder)
-    return folder
+    files = {}
+    for group, tensors in groups.items():
+        if not tensors and num_ranks > 1:
+            continue
+        path = folder / file_name(group, rank, num_ranks)
+        written = write_safetensors(path, tensors, on_write=on_write)
+        fsync_file(path)
+        files[path.name] = FileRecord(bytes=path.stat().st_size, checksum=written)
+    return files
 
 
-def write_failure(checkpoints_dir: Path, step: int, error: OSError) -> MachineError:
-    """What to say when a checkpoint could not be written."""
+def complete_checkpoint(
+    folder: Path,
+    files: Mapping[str, FileRecord],
+    *,
+    counts: TrainingCounts,
+    about: CheckpointAbout,
+    tokenizer: Tokenizer,
+    companions: Companions,
+) -> CheckpointManifest:
+    """Writes what stands beside the tensors, fsynced: the tokenizer, the manifest and last the marker."""
+    tokenizer.save(folder / TOKENIZER)
+    companions.write(folder / TOKENIZER)
+    fsync_tree(folder / TOKENIZER)
+    beside = [path for path in (folder / TOKENIZER).rglob("*") if path.is_file()]
+    beside += [folder / CHUNKS] if (folder / CHUNKS).exists() else []
+    names = sorted(str(path.relative_to(folder)) for path in beside)
+    manifest = CheckpointManifest(
+        counts=counts, files={**files, **describe_files(folder, names)}, about=about
+    )
+    write_manifest(folder / MANIFEST, manifest)
+    with atomic_write(folder / MARKER) as file:
+        file.write(checksum(folder / MANIFEST).encode() + b"\n")
+    return manifest
+
+
+def save_failure(where: Path, step: int, error: OSError) -> MachineError:
+    """Returns what to raise when a checkpoint could not be written."""
     return MachineError(
         f"the checkpoint of step {step} could not be written ({error}); earlier checkpoints are intact",
-        where=checkpoints_dir,
+        where=where,
         fix="Free some space; the same command continues from the newest checkpoint.",
     )
 
 
-def complete(
-    temporary: Path,
-    folder: Path,
-    *,
-    files: Mapping[str, FileRecord],
-    state: Mapping[str, Any],
-    about: Mapping[str, Any],
-    replaces: bool = False,
-) -> None:
-    """Makes a checkpoint of a folder whose files are written and fsynced: manifest, marker, name.
+def publish_checkpoint(temporary: Path, folder: Path, *, replaces: bool = False) -> None:
+    """Gives a complete checkpoint, whose files are fsynced, its name, and points ``latest`` to it.
 
-    Args:
-        temporary: With the files.
-        folder: To be named so.
-        files: Size and checksum of each file.
-        state: See ``writer.Snapshot``.
-        about: See there.
-        replaces: See ``rename_into_place``.
-    """
-    manifest = Manifest(
-        kind="checkpoint",
-        files=dict(files),
-        counts=dict(state),
-        about=dict(about),
-    )
-    manifest.write(temporary / MANIFEST)
-    with atomic_write(temporary / MARKER) as file:
-        file.write(checksum(temporary / MANIFEST).encode() + b"\n")
-    rename_into_place(temporary, folder, replaces=replaces)
-
-
-def rename_into_place(temporary: Path, folder: Path, *, replaces: bool = False) -> None:
-    """Gives a complete checkpoint, whose files are fsynced, its name.
+    What has the name already is moved aside first and removed only after that, so that one of the two is
+    there at any instant.
 
     Args:
         temporary: The checkpoint.
-        folder: To be named so. What has the name is left under another one, in the log.
-        replaces: A sound one that has the name is removed.
+        folder: Its name. What is there is left under another one, in the log.
+        replaces: A sound checkpoint that is there is removed.
     """
     for inner in temporary.rglob("*"):
         if inner.is_dir():
             fsync_dir(inner)
     fsync_dir(temporary)
-    replaced = _replaced_name(folder)
+    replaced = folder.with_name(_REPLACED.format(folder.name))
     if folder.exists() or folder.is_symlink():
-        reason = verify(folder)
+        reason = find_damage(folder)
         if replaces and not reason:
-            remove(replaced)
+            remove_checkpoint(replaced)
             folder.rename(replaced)
         else:
             aside = free_name(folder.with_name(f"{'damaged' if reason else 'other'}_{folder.name}"))
@@ -142,28 +125,15 @@ def rename_into_place(temporary: Path, folder: Path, *, replaces: bool = False) 
             logger.warning("%s was there already (%s) and is now %s", folder, reason or "sound", aside.name)
     temporary.rename(folder)
     fsync_dir(folder.parent)
-    remove(replaced)
+    remove_checkpoint(replaced)
+    point_latest(folder)
 
 
-def recover(checkpoints_dir: Path) -> None:
+def recover_replaced(checkpoints_dir: Path) -> None:
     """Ends a replacement that was interrupted: the old checkpoint has its name again, or is removed."""
     for replaced in sorted(checkpoints_dir.glob(_REPLACED.format("step_*"))):
         folder = checkpoints_dir / replaced.name.removeprefix(".").removesuffix(".replaced")
         if folder.exists():
-            remove(replaced)
+            remove_checkpoint(replaced)
         else:
             replaced.rename(folder)
-
-
-def _replaced_name(folder: Path) -> Path:
-    return folder.with_name(_REPLACED.format(folder.name))
-
-
-def write_tokenizer(temporary: Path, tokenizer: Tokenizer, companions: Companions) -> list[str]:
-    """Puts the tokenizer and its companions into a folder; returns the names of the files, fsynced."""
-    tokenizer.save(temporary / TOKENIZER)
-    companions.write(temporary / TOKENIZER)
-    paths = [path for path in (temporary / TOKENIZER).rglob("*") if path.is_file()]
-    for path in paths:
-        fsync_file(path)
-    return sorted(str(path.relative_to(temporary)) for path in paths)

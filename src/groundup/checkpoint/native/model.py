@@ -1,26 +1,55 @@
-"""Native checkpoints as a conversion reads and writes them: tensor by tensor."""
+"""Opens and writes native checkpoints tensor by tensor, as conversions do."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from groundup.checkpoint.companions import Companions, companions_of
-from groundup.checkpoint.export import Check, temporary_beside
+import torch
+
+from groundup.checkpoint.companions import Companions, is_companion
+from groundup.checkpoint.export import Check
+from groundup.checkpoint.formats import Codec, Variant
 from groundup.checkpoint.lazy import LazyModel
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.commit import save_files
-from groundup.checkpoint.native.contents import MANIFEST, read_manifest
-from groundup.checkpoint.native.load import Group, file_name, group_names
-from groundup.checkpoint.native.safetensors import write_safetensors
+from groundup.checkpoint.native.commit import (
+    MARGIN_BYTES,
+    Groups,
+    complete_checkpoint,
+    save_failure,
+    write_groups,
+)
+from groundup.checkpoint.native.contents import (
+    MANIFEST,
+    TOKENIZER,
+    CheckpointAbout,
+    TrainingCounts,
+    read_checkpoint_manifest,
+    read_groups,
+)
+from groundup.checkpoint.native.folder import (
+    CHECKPOINTS,
+    checkpoint_path,
+    is_checkpoint,
+    list_checkpoints,
+    point_latest,
+    resolve_checkpoint,
+    tokenizer_dir,
+)
+from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
-from groundup.core.files import fsync_dir
+from groundup.core.files import atomic_folder, require_free_space
+from groundup.core.log import logger
+from groundup.core.manifest import FileRecord, find_damage
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.models import model_config_from
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
-_CHECKPOINTS = "checkpoints"
+
+def is_native(path: Path) -> bool:
+    """Whether a path is a checkpoint, sound or not, or a folder that holds some."""
+    folders = (path / CHECKPOINTS, path)
+    return is_checkpoint(path) or any(f.is_dir() and list_checkpoints(f) for f in folders)
 
 
 def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = False) -> LazyModel:
@@ -34,24 +63,26 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
     Raises:
         CheckpointError: There is no usable checkpoint, its tokenizer was changed, or it has no average.
     """
-    folder = store.resolve(path)
-    if ema and "ema" not in group_names(folder):
+    folder = resolve_checkpoint(path)
+    if ema and "ema" not in read_groups(folder):
         raise CheckpointError(
             "holds no average of the weights",
             where=folder,
             fix="Leave out --ema, or train with an average: ema.decay=0.999, say.",
         )
-    manifest = read_manifest(folder)
-    config = model_config_from(manifest.about["config"]["model"], where=folder / MANIFEST)
-    optimizer = manifest.about["config"].get("optimizer", {})
-    companions = companions_of(folder, manifest)
+    manifest = read_checkpoint_manifest(folder)
+    about = manifest.about
+    if "model" not in about.config:
+        raise CheckpointError("its config has no model", where=folder / MANIFEST, fix="Copy it again.")
+    optimizer = about.config.get("optimizer", {})
+    companions = sound_companions(folder, manifest.files)
     if tokenizer is not None:
         companions = companions.with_tokenizer_of(Companions())
     else:
-        tokenizer = load_tokenizer(store.tokenizer_dir(folder))
+        tokenizer = load_tokenizer(tokenizer_dir(folder))
         require_same_tokenizer(
             tokenizer.fingerprint,
-            manifest.about["tokenizer"],
+            about.tokenizer,
             where=folder,
             what="holds",
             other="the model was trained with",
@@ -59,16 +90,16 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
             error=CheckpointError,
         )
     return LazyModel(
-        config=config,
-        weights=Group(folder, "ema" if ema else "model").stored(),
+        config=model_config_from(about.config["model"], where=folder / MANIFEST),
+        weights=TensorGroup(folder, "ema" if ema else "model").lazy(),
         tokenizer=tokenizer,
         source=folder,
-        moments=Group(folder, "optimizer").stored(),
-        step=manifest.counts.get("step", 0),
-        samples=manifest.counts.get("samples", 0),
-        bos_ids=tuple(manifest.about.get("bos_ids", ())),
+        moments=TensorGroup(folder, "optimizer").lazy(),
+        step=manifest.counts.step,
+        samples=manifest.counts.samples,
+        bos_ids=about.bos_ids,
         companions=companions,
-        megatron_args=manifest.about.get("megatron_args", {}),
+        megatron_args=about.megatron_args or {},
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
     )
 
@@ -85,45 +116,78 @@ def write_native(
     Args:
         stored: The model, read tensor by tensor.
         folder: New or empty.
-        on_write: Told the bytes of each tensor when it is written.
+        on_write: Receives the bytes of each tensor when it is written.
         check: Called with the temporary folder when it is complete.
 
     Raises:
         CheckpointError: The folder holds something.
         MachineError: The disk is too small or the files cannot be written.
     """
+    _require_empty(folder)
+    groups: Groups = {"model": stored.weights, "optimizer": stored.moments, "random": {}}
+    size_bytes = sum(tensor.size_bytes for tensors in groups.values() for tensor in tensors.values())
+    about = CheckpointAbout(
+        config={"model": to_dict(stored.config)},
+        tokenizer=stored.tokenizer.fingerprint,
+        torch=torch.__version__,
+        bos_ids=stored.bos_ids,
+        converted_from=str(stored.source),
+        megatron_args=dict(stored.megatron_args),
+    )
+    written = checkpoint_path(folder / CHECKPOINTS, stored.step)
+    try:
+        with atomic_folder(folder) as temporary:
+            unnamed = temporary / written.relative_to(folder)
+            unnamed.mkdir(parents=True)
+            require_free_space(unnamed, size_bytes + MARGIN_BYTES, f"the checkpoint of step {stored.step}")
+            complete_checkpoint(
+                unnamed,
+                write_groups(unnamed, groups, on_write=on_write),
+                counts=TrainingCounts(step=stored.step, samples=stored.samples),
+                about=about,
+                tokenizer=stored.tokenizer,
+                companions=stored.companions,
+            )
+            point_latest(unnamed)
+            if check:
+                check(temporary)
+            _require_empty(folder)
+    except OSError as error:
+        raise save_failure(folder, stored.step, error) from error
+    return written
+
+
+def sound_companions(folder: Path, files: Mapping[str, FileRecord]) -> Companions:
+    """Reads the companions of a native checkpoint, sound ones only; a damaged one is named and left out.
+
+    Args:
+        folder: The checkpoint.
+        files: Those that its manifest lists.
+    """
+    found = {}
+    for path, record in files.items():
+        name = path.removeprefix(f"{TOKENIZER}/")
+        if name == path or not is_companion(name):
+            continue
+        if damage := find_damage(folder, {path: record}):
+            logger.warning("%s: %s: it is left out from here on", folder, damage)
+        else:
+            found[name] = (folder / path).read_bytes()
+    return Companions(files=found)
+
+
+def _require_empty(folder: Path) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise CheckpointError(
             "is not empty, so it is not overwritten", where=folder, fix="Name a new folder."
         )
 
-    def write(temporary: Path) -> None:
-        groups = {"model": stored.weights, "optimizer": stored.moments, "random": {}}
-        for group, tensors in groups.items():
-            write_safetensors(temporary / file_name(group, 0, 1), tensors, on_write=on_write)
 
-    about: dict[str, Any] = {
-        "config": {"model": to_dict(stored.config)},
-        "data": "",
-        "converted_from": str(stored.source),
-        "megatron_args": dict(stored.megatron_args),
-        "bos_ids": list(stored.bos_ids),
-    }
-    with temporary_beside(folder) as temporary:
-        written = save_files(
-            temporary / _CHECKPOINTS,
-            stored.step,
-            write,
-            size_bytes=sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values())),
-            state={"step": stored.step, "samples": stored.samples, "tokens": 0, "skipped_steps": 0},
-            about=about,
-            tokenizer=stored.tokenizer,
-            companions=stored.companions,
-        )
-        if check:
-            check(temporary)
-        if folder.exists():
-            folder.rmdir()  # empty, as was checked
-        temporary.rename(folder)
-        fsync_dir(folder.parent)
-    return folder / written.relative_to(temporary)
+CODEC = Codec(
+    detect=is_native,
+    open=open_native,
+    write=write_native,
+    kept=lambda stored: stored,
+    variants=lambda stored: [Variant(tour="")],
+    next_step=lambda folder, _: f"groundup generate {shlex.quote(str(folder))}",
+)

@@ -1,16 +1,23 @@
-"""Which checkpoints of a run stay. Only sound ones count, and only sound ones are removed."""
+"""Decides which checkpoints of a run stay. Only sound ones count, and only sound ones are removed."""
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from groundup.checkpoint.native.store import MARKER, list_checkpoints, remove, step_of, verify, verify_sizes
+from groundup.checkpoint.native.folder import (
+    MARKER,
+    find_damage,
+    find_missing,
+    list_checkpoints,
+    remove_checkpoint,
+    step_of,
+)
 from groundup.core.log import logger
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """The rule.
+    """Which checkpoints stay.
 
     Attributes:
         last: How many of the newest stay.
@@ -23,12 +30,12 @@ class Keep:
     every: int = 0
     back: int = 0
 
-    def sort(self, folders: list[Path], damage: Callable[[Path], str]) -> "Sorted":
-        """Which of a run's checkpoints stay.
+    def sort(self, folders: list[Path], find_damage: Callable[[Path], str | None]) -> "Sorted":
+        """Decides which of a run's checkpoints stay.
 
         Args:
             folders: Of the run, the oldest first.
-            damage: Why one cannot be used, empty where it can; asked only where it decides something.
+            find_damage: Tells why one cannot be used; called only where it decides something.
         """
         assert self.last >= 1, "the config refuses less"
         found = Sorted()
@@ -39,8 +46,8 @@ class Keep:
             enough = len(counted) >= self.last and counted[-1] + self.back <= counted[0] + 1
             if enough and is_of_every:
                 found.kept.append(folder)
-            elif reason := damage(folder):
-                found.damaged[folder] = reason
+            elif damage := find_damage(folder):
+                found.damaged[folder] = damage
             elif enough:
                 found.superfluous.append(folder)
             else:
@@ -59,12 +66,7 @@ class Sorted:
 
 
 class Pruning:
-    """Removes what a run need not keep after each save; reads each checkpoint once at most.
-
-    Args:
-        checkpoints_dir: Of the run.
-        keep: The rule.
-    """
+    """Removes what a run need not keep after each save; reads each checkpoint once at most."""
 
     def __init__(self, checkpoints_dir: Path, keep: Keep) -> None:
         self._dir = checkpoints_dir
@@ -82,27 +84,25 @@ class Pruning:
         self._damaged.pop(saved, None)
         folders = list_checkpoints(self._dir)
         later = [folder for folder in folders if step_of(folder) > step_of(saved)]
-        found = self._keep.sort([folder for folder in folders if folder not in later], self._damage)
-        for folder in found.superfluous:
-            remove(folder)
-        for leftover in self._dir.glob(".step_*.tmp"):
-            remove(leftover)
-        for folder, reason in found.damaged.items():
-            self._leave(folder, f"damaged ({reason})")
+        found = self._keep.sort([folder for folder in folders if folder not in later], self._find_damage)
+        for folder in (*found.superfluous, *self._dir.glob(".step_*.tmp")):
+            remove_checkpoint(folder)
+        for folder, damage in found.damaged.items():
+            self._leave(folder, f"damaged ({damage})")
         for folder in later:
             self._leave(folder, f"of a later step than {saved.name}")
         return found.superfluous
 
-    def _damage(self, folder: Path) -> str:
+    def _find_damage(self, folder: Path) -> str | None:
         if folder in self._damaged:
             return self._damaged[folder]
         marker = (folder / MARKER).read_bytes() if (folder / MARKER).is_file() else b""
-        reason = verify_sizes(folder) if self._sound.get(folder) == marker else verify(folder)
-        if reason:
-            self._damaged[folder] = reason
+        damage = find_missing(folder) if self._sound.get(folder) == marker else find_damage(folder)
+        if damage:
+            self._damaged[folder] = damage
         else:
             self._sound[folder] = marker
-        return reason
+        return damage
 
     def _leave(self, folder: Path, why: str) -> None:
         if folder not in self._left:

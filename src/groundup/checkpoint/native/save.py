@@ -1,4 +1,4 @@
-"""Saving a run's state: each rank writes its own parts, at once or while training goes on.
+"""Saves checkpoints: each rank writes its own shards, at once or while training goes on.
 
 All ranks decide together what each writes, then write without a word to each other, and agree at the
 end: rank 0 completes the folder only if all have succeeded. What they say to each other while training
@@ -21,18 +21,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.lazy import LazyTensor
-from groundup.checkpoint.native import store
-from groundup.checkpoint.native.commit import complete, write_failure, write_tokenizer
-from groundup.checkpoint.native.contents import PARTS
-from groundup.checkpoint.native.load import file_name, write_parts
+from groundup.checkpoint.lazy import LazyTensor, in_memory
+from groundup.checkpoint.native.commit import (
+    MARGIN_BYTES,
+    Groups,
+    complete_checkpoint,
+    publish_checkpoint,
+    save_failure,
+    write_groups,
+)
+from groundup.checkpoint.native.contents import CheckpointAbout, TrainingCounts, write_chunks
+from groundup.checkpoint.native.folder import checkpoint_path, remove_checkpoint
 from groundup.checkpoint.native.pruning import Keep, Pruning
-from groundup.checkpoint.native.safetensors import write_safetensors
-from groundup.checkpoint.native.shards import Chunk, Part, ShardMetadata, local_shard_of, plan_save
+from groundup.checkpoint.native.shards import Key, ShardMetadata, local_shard_of, plan_save, whole_shard
 from groundup.core.errors import GroundupError, MachineError
-from groundup.core.files import fsync_file, require_free_space
+from groundup.core.files import require_free_space, temporary_path
 from groundup.core.log import logger
-from groundup.core.manifest import FileRecord, describe_files
+from groundup.core.manifest import FileRecord
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig
 from groundup.parallel.mesh import ParallelMesh
@@ -40,30 +45,30 @@ from groundup.tokens.tokenizer.base import Tokenizer
 
 T = TypeVar("T")
 
-Key = tuple[str, str]
-"""Group and name of a tensor."""
-
 _LONGEST_SAVE = datetime.timedelta(hours=4)  # the ranks wait for the slowest
-_MARGIN_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a checkpoint of this moment holds, as this rank has it.
+    """The state of a run at one moment, as this rank has it; all but the tensors is the same on all ranks.
 
     Attributes:
         groups: "model", "optimizer", ... -> name -> parameter, or "parameter name/entry" -> moment; each
             whole or this rank's part of a DTensor.
         random: Name of a generator, unique among ranks -> its state (uint8).
-        state: Step, samples and tokens consumed, loss scale, ... (JSON-like); the same on all ranks.
-        about: Resolved config, data fingerprint, ... (JSON-like); the same on all ranks.
-        companions: Of the model; the same on all ranks.
+        counts: Progress of the training.
+        config: Resolved config of the run.
+        data: Fingerprint of the data.
+        bos_ids: Ids that stand before every prompt.
+        companions: Chat template, generation settings, ... of the model.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
     random: Mapping[str, Tensor]
-    state: Mapping[str, Any]
-    about: Mapping[str, Any]
+    counts: TrainingCounts
+    config: dict[str, Any]
+    data: str
+    bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
 
 
@@ -71,14 +76,13 @@ class Snapshot:
 class _Job:
     """What is left to do of a save once the loop may go on."""
 
+    temporary: Path
+    folder: Path
     step: int
-    groups: list[str]
-    tensors: Mapping[Key, LazyTensor]
-    shares: list[dict[Key, ShardMetadata]]
-    state: Mapping[str, Any]
-    about: Mapping[str, Any]
+    groups: Groups
+    writes: list[dict[Key, ShardMetadata]]
+    snapshot: Snapshot
     replaces: bool
-    companions: Companions
     began: float
 
 
@@ -88,7 +92,7 @@ class Writer:
     Args:
         checkpoints_dir: Where they are written; all ranks see the same folder.
         model: Config of the model.
-        tokenizer: Of the run; stored with each checkpoint.
+        tokenizer: Tokenizer of the run; stored with each checkpoint.
         mesh: The ranks.
         asynchronous: Copy the state, and write the copy while training goes on.
         keep: Which checkpoints stay.
@@ -108,13 +112,12 @@ class Writer:
         self._model = model
         self._tokenizer = tokenizer
         self._mesh = mesh
-        self._asynchronous = asynchronous
         self._pruning = Pruning(checkpoints_dir, keep)
         self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if mesh.size > 1 else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[None] | None = None
         self._plan: dict[Key, ShardMetadata] = {}
-        self._shares: list[dict[Key, ShardMetadata]] = []
+        self._writes: list[dict[Key, ShardMetadata]] = []
         self._copies: dict[Key, Tensor] = {}
 
     def __enter__(self) -> Self:
@@ -148,29 +151,35 @@ class Writer:
         """
         self.finish()
         began = time.monotonic()
-        parts = {
+        shards = {
             (group, name): local_shard_of(name, tensor, self._model)
             for group, tensors in snapshot.groups.items()
             for name, tensor in tensors.items()
         }
-        parts |= {("random", name): _whole(state) for name, state in snapshot.random.items()}
-        shares = self._agreed_shares({key: part.held for key, part in parts.items()})
-        self._together(
-            lambda: self._prepare(step, shares) if self._mesh.is_first else None, step, self._gather
-        )
-        mine = {key: parts[key].values for key in shares[self._mesh.rank]}
-        copy = self._thread is not None
+        shards |= {("random", name): whole_shard(state) for name, state in snapshot.random.items()}
+        writes = self._agree({key: shard.metadata for key, shard in shards.items()})
+        folder = checkpoint_path(self._dir, step)
+        temporary = temporary_path(folder, shared=True)
+        size_bytes = sum(shard.size_bytes for share in writes for shard in share.values())
+
+        def prepare() -> None:
+            remove_checkpoint(temporary)
+            require_free_space(self._dir, size_bytes + MARGIN_BYTES, f"the checkpoint of step {step}")
+            temporary.mkdir(parents=True)
+
+        self._on_first(prepare, step, self._gather)
+        groups: dict[str, dict[str, LazyTensor]] = {group: {} for group in (*snapshot.groups, "random")}
+        for group, name in writes[self._mesh.rank]:
+            values = shards[group, name].values
+            groups[group][name] = in_memory(self._copied((group, name), values) if self._thread else values)
         job = _Job(
+            temporary=temporary,
+            folder=folder,
             step=step,
-            groups=[*snapshot.groups, "random"],
-            tensors={
-                key: _stored(self._copied(key, values) if copy else values) for key, values in mine.items()
-            },
-            shares=shares,
-            state=dict(snapshot.state),
-            about=dict(snapshot.about),
+            groups=groups,
+            writes=writes,
+            snapshot=dataclasses.replace(snapshot, groups={}, random={}),  # whose values may change
             replaces=replaces,
-            companions=snapshot.companions,
             began=began,
         )
         if self._thread is None:
@@ -188,20 +197,13 @@ class Writer:
         if writing is not None:
             writing.result()
 
-    def _agreed_shares(self, plan: dict[Key, ShardMetadata]) -> list[dict[Key, ShardMetadata]]:
+    def _agree(self, plan: dict[Key, ShardMetadata]) -> list[dict[Key, ShardMetadata]]:
         """What each rank writes; worked out anew only when what the ranks hold has changed."""
         if self._mesh.any(plan != self._plan):
             self._plan = plan
-            self._shares = plan_save(self._mesh.all_gather(plan))
+            self._writes = plan_save(self._mesh.all_gather(plan))
             self._copies.clear()
-        return self._shares
-
-    def _prepare(self, step: int, shares: list[dict[Key, ShardMetadata]]) -> None:
-        temporary = store.temporary_of(self._dir, step)
-        store.remove(temporary)
-        size_bytes = sum(held.size_bytes for share in shares for held in share.values())
-        require_free_space(self._dir, size_bytes + _MARGIN_BYTES, f"the checkpoint of step {step}")
-        temporary.mkdir(parents=True)
+        return self._writes
 
     def _copied(self, key: Key, values: Tensor) -> Tensor:
         """A copy on the CPU; its memory is used again by the next save."""
@@ -212,44 +214,43 @@ class Writer:
 
     def _write(self, job: _Job) -> None:
         """Writes this rank's files, and completes the checkpoint once all ranks have."""
-        files: dict[str, FileRecord] = {}
         gather = functools.partial(self._gather, group=self._group)
-        for written in self._together(lambda: self._write_files(job), job.step, gather):
-            files.update(written)
-        self._together(lambda: self._complete(job, files) if self._mesh.is_first else None, job.step, gather)
+        rank, num_ranks = self._mesh.rank, self._mesh.size
 
-    def _write_files(self, job: _Job) -> dict[str, FileRecord]:
-        """Writes this rank's files; returns their sizes and checksums."""
-        temporary = store.temporary_of(self._dir, job.step)
-        by_group: dict[str, dict[str, LazyTensor]] = {group: {} for group in job.groups}
-        for (group, name), tensor in job.tensors.items():
-            by_group[group][name] = tensor
-        files = {}
-        for group, tensors in by_group.items():
-            if not tensors and self._mesh.size > 1:
-                continue
-            path = temporary / file_name(group, self._mesh.rank, self._mesh.size)
-            checksum = write_safetensors(path, tensors)
-            fsync_file(path)
-            files[path.name] = FileRecord(bytes=path.stat().st_size, checksum=checksum)
-        return files
+        def write() -> dict[str, FileRecord]:
+            return write_groups(job.temporary, job.groups, rank=rank, num_ranks=num_ranks)
+
+        by_rank = self._together(write, job.step, gather)
+        files = {name: record for written in by_rank for name, record in written.items()}
+        self._on_first(lambda: self._complete(job, files), job.step, gather)
 
     def _complete(self, job: _Job, files: dict[str, FileRecord]) -> None:
-        temporary = store.temporary_of(self._dir, job.step)
-        others: list[str] = []
         if self._mesh.size > 1:
-            write_parts(temporary, job.groups, job.shares)
-            others.append(PARTS)
-        others += write_tokenizer(temporary, self._tokenizer, job.companions)
-        files = files | describe_files(temporary, others)
-        about = {**job.about, "tokenizer": self._tokenizer.fingerprint, "torch": torch.__version__}
-        folder = store.folder_of(self._dir, job.step)
-        complete(temporary, folder, files=files, state=dict(job.state), about=about, replaces=job.replaces)
-        store.point_latest(folder)
+            write_chunks(job.temporary, job.groups, job.writes)
+        snapshot = job.snapshot
+        about = CheckpointAbout(
+            config=snapshot.config,
+            tokenizer=self._tokenizer.fingerprint,
+            torch=torch.__version__,
+            data=snapshot.data,
+            bos_ids=snapshot.bos_ids,
+        )
+        manifest = complete_checkpoint(
+            job.temporary,
+            files,
+            counts=snapshot.counts,
+            about=about,
+            tokenizer=self._tokenizer,
+            companions=snapshot.companions,
+        )
+        publish_checkpoint(job.temporary, job.folder, replaces=job.replaces)
+        size_bytes = sum(record.bytes for record in manifest.files.values())
         seconds = time.monotonic() - job.began
-        size_bytes = sum(described.bytes for described in files.values())
-        logger.info("saved %s (%sB in %.1f s)", folder, human_count(size_bytes), seconds)
-        self._pruning.after_saving(folder)
+        logger.info("saved %s (%sB in %.1f s)", job.folder, human_count(size_bytes), seconds)
+        self._pruning.after_saving(job.folder)
+
+    def _on_first(self, work: Callable[[], None], step: int, gather: Callable[[Any], list[Any]]) -> None:
+        self._together(lambda: work() if self._mesh.is_first else None, step, gather)
 
     def _together(self, work: Callable[[], T], step: int, gather: Callable[[Any], list[Any]]) -> list[T]:
         """The results of all ranks' work; what fails on one rank is raised on all.
@@ -264,14 +265,15 @@ class Writer:
         except GroundupError as error:
             problem = error.what, error.where, error.fix
         except OSError as error:
-            failure = write_failure(self._dir, step, error)
+            failure = save_failure(self._dir, step, error)
             problem = failure.what, failure.where, failure.fix
         outcomes = gather((problem, result))
         for rank, (found, _) in enumerate(outcomes):
             if found is None:
                 continue
             if self._mesh.is_first:
-                shutil.rmtree(store.temporary_of(self._dir, step), ignore_errors=True)
+                temporary = temporary_path(checkpoint_path(self._dir, step), shared=True)
+                shutil.rmtree(temporary, ignore_errors=True)
             what, where, fix = found
             named = f"rank {rank}: {what}" if self._mesh.size > 1 else what
             raise MachineError(named, where=where, fix=fix)
@@ -284,15 +286,3 @@ class Writer:
         values: list[Any] = [None] * self._mesh.size
         dist.all_gather_object(values, value, group=group)
         return values
-
-
-def _whole(tensor: Tensor) -> Part:
-    shape = tuple(tensor.shape)
-    return Part(
-        ShardMetadata(tensor.dtype, shape, Chunk((0,) * tensor.ndim, shape)), tensor, tensor.new_empty(0)
-    )
-
-
-def _stored(values: Tensor) -> LazyTensor:
-    """Values that may be on a GPU, brought to the CPU when they are written."""
-    return LazyTensor(shape=tuple(values.shape), dtype=values.dtype, read=values.cpu)

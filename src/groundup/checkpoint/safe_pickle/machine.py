@@ -2,7 +2,7 @@
 
 A pickle is a program for a machine with a stack. The opcodes are parsed by the standard library's
 ``pickletools`` and done here, each by one line that touches only what the same pickle has made;
-``pickle_objects`` says what that can be.
+``objects`` says what that can be.
 """
 
 import mmap
@@ -26,11 +26,11 @@ from groundup.checkpoint.safe_pickle.objects import (
 
 
 def read_pickle(file: IO[bytes] | mmap.mmap, storages: dict[str, StorageInPickle] | None = None) -> Any:
-    """What a pickle describes: plain values, containers, ``Stub``, ``TensorInPickle``; read to its STOP.
+    """Reads what a pickle describes, to its STOP: plain values, containers, ``Stub``, ``TensorInPickle``.
 
     Args:
-        file: At the pickle's begin.
-        storages: Gets the storages that it describes, by their keys.
+        file: Positioned where the pickle begins.
+        storages: Receives the storages that it describes, by their keys.
 
     Raises:
         ForbiddenNameError: It names, or calls, what no checkpoint needs.

@@ -1,4 +1,4 @@
-"""What a pickle may name, call and change, and the inert objects that come of it.
+"""Defines what a pickle may name, call and change, and the inert objects that come of it.
 
 Nothing is looked up by its name: a name stays a name, tensors and storages are descriptions, the few
 containers that checkpoints need are made from a list, and objects that Megatron-LM leaves in its ``args``
@@ -52,12 +52,7 @@ class ForbiddenNameError(Exception):
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Name:
-    """A function or class that a pickle names, which is not looked up.
-
-    Attributes:
-        module: Where the pickle says it is.
-        attribute: Its name there.
-    """
+    """A function or class that a pickle names, which is not looked up."""
 
     module: str
     attribute: str
@@ -69,11 +64,11 @@ class Name:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Stub:
-    """An object of a class that is not known here: it tells what it was made from and does nothing.
+    """An object of a class that is not known here: it keeps what it was made from and does nothing.
 
     Attributes:
-        name: Of its class, or of the function that would have made it.
-        arguments: Of the call.
+        name: Its class, or the function that would have made it.
+        arguments: Arguments of the call.
         state: What the pickle set on it.
     """
 
@@ -88,13 +83,7 @@ class Stub:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class StorageInPickle:
-    """What a pickle says of a storage; nothing of it is checked yet.
-
-    Attributes:
-        key: Of its bytes in the file.
-        dtype: Of its elements.
-        num_elements: As claimed.
-    """
+    """What a pickle claims of a storage, unchecked; ``key`` finds its bytes in the file."""
 
     key: str
     dtype: torch.dtype
@@ -103,15 +92,7 @@ class StorageInPickle:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class TensorInPickle:
-    """What a pickle says of a tensor; of the types only is it sure that they are right.
-
-    Attributes:
-        storage: That it views.
-        dtype: Of its elements.
-        offset: Of its first element, in elements.
-        shape: As claimed.
-        stride: As claimed.
-    """
+    """What a pickle claims of a tensor, of which only the types are checked; ``offset`` counts elements."""
 
     storage: StorageInPickle
     dtype: torch.dtype
@@ -121,7 +102,7 @@ class TensorInPickle:
 
 
 def resolve_name(name: Name) -> Name | torch.dtype:
-    """GLOBAL: a dtype for the names of dtypes and storages, else the name itself.
+    """GLOBAL: returns a dtype for the names of dtypes and storages, else the name itself.
 
     Raises:
         ForbiddenNameError: It is neither of a list nor of a module whose objects are kept as stubs.
@@ -139,7 +120,7 @@ def resolve_name(name: Name) -> Name | torch.dtype:
 
 
 def call(function: Any, arguments: Any) -> Any:
-    """REDUCE and NEWOBJ: what comes of a call; one that no checkpoint needs is refused, wherever it stands.
+    """REDUCE and NEWOBJ: returns what comes of a call; one that no checkpoint needs is refused anywhere.
 
     Raises:
         ForbiddenNameError: It is not on the list.
@@ -183,7 +164,7 @@ def set_items(container: Any, items: list[Any]) -> None:
 
 
 def set_state(thing: Any, state: Any) -> None:
-    """BUILD: only stubs keep any state, and namespaces one of names."""
+    """BUILD: sets a state, which only stubs keep whole, and namespaces where it has names."""
     if isinstance(thing, Stub):
         thing.state = state
     elif type(thing) is argparse.Namespace and type(state) is dict and all(type(key) is str for key in state):
@@ -193,7 +174,7 @@ def set_state(thing: Any, state: Any) -> None:
 
 
 def as_key(key: Any) -> Any:
-    """A key of a dict; nested ones are refused, since hashing them has no bound of depth or time."""
+    """Returns a key of a dict; nested ones are refused, since hashing them has no bound of depth or time."""
     for part in key if type(key) is tuple else (key,):
         if not isinstance(part, str | int | float | bytes | torch.dtype | Stub | Name | None):
             raise pickle.UnpicklingError(f"{kind_of(part)} in a key")
@@ -201,7 +182,7 @@ def as_key(key: Any) -> Any:
 
 
 def storage_of(pid: Any) -> StorageInPickle:
-    """BINPERSID: the storage that a persistent id describes."""
+    """BINPERSID: returns the storage that a persistent id describes."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         raise pickle.UnpicklingError("a persistent id that is not a storage's")
     dtype, key, _, num_elements = pid[1:5]
@@ -279,5 +260,5 @@ def _are_whole(*values: Any) -> bool:
 
 
 def kind_of(thing: Any) -> str:
-    """What a thing is, in words for a message."""
+    """Describes a thing for a message."""
     return str(thing) if isinstance(thing, Name) else f"an object of type {type(thing).__name__}"

@@ -1,4 +1,4 @@
-"""The tensors of a pickle that was read: each within the bytes that its file has for it."""
+"""Makes the tensors of a pickle that was read, each within the bytes that its file has for it."""
 
 import argparse
 import dataclasses
@@ -14,16 +14,16 @@ from groundup.checkpoint.safe_pickle.objects import StorageInPickle, Stub, Tenso
 
 _DEEPEST = 100
 _MOST_PARTS = 1_000_000
-"""Values in what a pickle describes, counted at each reference to them; ten more for each byte of it."""
+"""Most values in what a pickle describes, counted at each reference to them; ten more for each byte of it."""
 _MOST_DIMS = 32
 _LARGEST = 1 << 60
 
 StorageOf = Callable[[StorageInPickle], torch.UntypedStorage]
-"""Gives the bytes of a storage: as many as it claims, or an error."""
+"""Returns the bytes of a storage: as many as it claims, or raises."""
 
 
 def with_tensors(tree: Any, storage_of: StorageOf, length: int) -> Any:
-    """What a pickle described, with its tensors.
+    """Returns what a pickle described, with its tensors.
 
     Args:
         tree: From ``read_pickle``.
@@ -46,12 +46,7 @@ class _Finished:
 
 
 class _Finisher:
-    """Gives tensors their values, and refuses what is nested so that others could not walk through it.
-
-    Args:
-        storage_of: Finds the bytes of a storage.
-        most_parts: The most values that the whole may hold.
-    """
+    """Gives tensors their values, and refuses nesting that a recursive reader could not walk through."""
 
     def __init__(self, storage_of: StorageOf, most_parts: int) -> None:
         self._storage_of = storage_of
@@ -60,7 +55,7 @@ class _Finisher:
         self._done: dict[int, _Finished | None] = {}  # by id; None while it is worked on
 
     def finish(self, thing: Any, depth: int) -> _Finished:
-        """The same with tensors; containers are made anew."""
+        """Returns the same with tensors; containers are made anew."""
         if not isinstance(thing, list | tuple | dict | argparse.Namespace | Stub | TensorInPickle):
             return _Finished(thing)
         if id(thing) not in self._done:

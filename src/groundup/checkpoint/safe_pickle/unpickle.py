@@ -1,6 +1,6 @@
 """Reads files of ``torch.save`` without running anything that they name.
 
-``pickle_machine`` interprets the pickle; only when all of it is read its tensors get their values, each
+``machine`` interprets the pickle; only when all of it is read its tensors get their values, each
 within the bytes that the file has for its storage. In files since torch 1.6 they are memory-mapped: reading
 costs nothing until values are used. Why not ``torch.load``: docs/decisions/004-own-unpickler.md.
 """
@@ -44,7 +44,7 @@ _MALFORMED = (
 
 
 def load_pickled(path: Path) -> Any:
-    """The content of a file of ``torch.save``, of any version; tensors on the CPU.
+    """Reads a file of ``torch.save``, of any version; tensors on the CPU.
 
     Raises:
         CheckpointError: Missing, damaged, or names something that a checkpoint does not need.
@@ -58,7 +58,7 @@ def load_pickled(path: Path) -> Any:
 
 
 def load_pickled_part(path: Path, offset: int, length: int) -> Any:
-    """The content of a zip file of ``torch.save`` that is a part of another file.
+    """Reads a zip file of ``torch.save`` that is a part of another file.
 
     Raises:
         CheckpointError: As ``load_pickled``.
@@ -73,7 +73,7 @@ def load_pickled_part(path: Path, offset: int, length: int) -> Any:
 
 
 def load_plain_pickle(path: Path) -> Any:
-    """The content of a pickle without tensors.
+    """Reads a pickle without tensors.
 
     Raises:
         CheckpointError: As ``load_pickled``.
@@ -84,7 +84,7 @@ def load_plain_pickle(path: Path) -> Any:
 
 
 def storage_offsets(path: Path) -> dict[str, tuple[int, int]]:
-    """Key of each storage of a zip file of ``torch.save`` -> its offset and length in bytes."""
+    """Finds each storage of a zip file of ``torch.save``: key -> its offset and length in bytes."""
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
         return {
             info.filename.rpartition("/data/")[2]: (_offset(file, info), info.file_size)
@@ -173,7 +173,7 @@ def _offset(file: IO[bytes], info: zipfile.ZipInfo) -> int:
 
 
 def _load_stream(file: io.BufferedReader) -> Any:
-    """The form before torch 1.6: pickles one after another, then each storage's length and bytes."""
+    """Reads the form before torch 1.6: pickles one after another, then each storage's length and bytes."""
     storages: dict[str, StorageInPickle] = {}
     places: dict[str, tuple[int, int]] = {}  # of each storage: its offset and number of elements
 

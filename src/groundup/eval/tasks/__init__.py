@@ -1,21 +1,62 @@
-"""Evaluation tasks: this union is their registry.
+"""Evaluation tasks: the union ``Task`` is their registry.
 
-A task is a ``@config`` class with a ``kind`` and ``measure(loaded, data) -> Results``. To add one, write
-its file here, with the source of its definition, and add its class to ``Task``.
+To add one, write its file here, with the source of its definition, and add its class to the union.
 """
 
-from typing import Annotated, get_args
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
 
-from groundup.core.config import ByKind
+from groundup.core.config import ByKind, config, from_tree
+from groundup.core.config_sources import nearest, read_overrides
+from groundup.core.errors import ConfigError
+from groundup.eval.tasks.evaluation_task import EvaluationTask, Results
 from groundup.eval.tasks.lambada import Lambada
 from groundup.eval.tasks.perplexity import PerplexityTask
 
 Task = Annotated[PerplexityTask | Lambada, ByKind]
 
-TASKS = {member.kind: member for member in get_args(get_args(Task)[0])}
+TASKS: dict[str, type[EvaluationTask]] = {member.kind: member for member in get_args(get_args(Task)[0])}
 """Kind -> the class of its task."""
 
-Results = dict[str, float | int]
-"""Name of a figure -> its value, in the order in which they are shown."""
+_OptionsOfAll: Any = config(
+    type(
+        "_OptionsOfAll",
+        (),
+        {
+            "__doc__": "Every task with its options.",
+            "__annotations__": dict(TASKS),
+            **{kind: task() for kind, task in TASKS.items()},
+        },
+    )
+)
 
-__all__ = ["TASKS", "Lambada", "PerplexityTask", "Results", "Task"]
+
+def configured_tasks(kinds: Sequence[str], options: Sequence[str]) -> list[EvaluationTask]:
+    """Returns the tasks of these kinds with their options.
+
+    Args:
+        kinds: Of the tasks, in order.
+        options: ``kind.field=value``; the value is read as YAML.
+
+    Raises:
+        ConfigError: There is no such task or option, or an option has a wrong value or no effect.
+    """
+    for kind in kinds:
+        if kind not in TASKS:
+            raise ConfigError(
+                f"{kind!r} is no task; there are {', '.join(TASKS)}",
+                where="--tasks",
+                fix=nearest(kind, TASKS),
+            )
+    tree, origins = read_overrides(options)
+    tasks = from_tree(_OptionsOfAll, tree, origins)
+    if idle := [option for option in options if option.partition(".")[0] not in kinds]:
+        raise ConfigError(
+            f"no effect on --tasks {','.join(kinds)}",
+            where=f"command line ({' '.join(idle)})",
+            fix="Leave it out, or name its task.",
+        )
+    return [getattr(tasks, kind) for kind in dict.fromkeys(kinds)]
+
+
+__all__ = ["TASKS", "EvaluationTask", "Lambada", "PerplexityTask", "Results", "Task", "configured_tasks"]

@@ -1,4 +1,4 @@
-"""Predicting the last word of a passage, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
+"""Measures how well a model predicts last words, as LAMBADA asks (Paperno et al. 2016, arXiv:1606.06031).
 
 The strict form, as Megatron-LM's ``--strict-lambada``: the last word is everything behind the last
 space, and counts as right when every one of its tokens is the most probable one.
@@ -7,21 +7,22 @@ Shapes: B passages, T tokens, D model, V true vocabulary, M tokens of last words
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from groundup.checkpoint.loaded_model import LoadedModel, require_finite_loss
-from groundup.core.config import config
+from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
+from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.read_documents import read_documents
+from groundup.eval.tasks.evaluation_task import EvaluationTask, Figure, Results
 from groundup.models import evaluating, lm_head
 
 
@@ -32,21 +33,32 @@ class _Passage:
 
 
 @config
-class Lambada:
-    """Accuracy and perplexity of the last word of each passage.
+class Lambada(EvaluationTask):
+    """Measures how often and how surely the last word of each passage is predicted.
 
     Attributes:
         text_key: The JSON field that holds the passage.
         batch_size: Passages at a time; changes no result.
+        limit: Read only the first so many passages; 0 for all.
     """
+
+    figures: ClassVar = {
+        "accuracy": Figure(better="higher"),
+        "standard_error": Figure(),
+        "perplexity": Figure(better="lower"),
+        "right": Figure(better="higher"),
+        "passages": Figure(),
+    }
 
     kind: Literal["lambada"] = "lambada"
     text_key: str = "text"
-    batch_size: Annotated[int, Field(ge=1)] = 8
+    batch_size: Positive = 8
+    limit: NotNegative = 0
 
-    def measure(self, loaded: LoadedModel, data: Sequence[Path]) -> dict[str, float | int]:
-        """Accuracy with its standard error, and exp of the mean negative log-probability of a word."""
-        passages = sorted(_passages(loaded, data, self.text_key), key=lambda passage: len(passage.ids))
+    def measure(self, loaded: LoadedModel, data: Sequence[Path]) -> Results:
+        """Returns accuracy and its standard error, and exp of the mean negative log-probability of a word."""
+        found = itertools.islice(_passages(loaded, data, self.text_key), self.limit or None)
+        passages = sorted(found, key=lambda passage: len(passage.ids))
         if not passages:
             raise DataError(
                 "there is no passage in it",
@@ -79,7 +91,7 @@ class Lambada:
 def _passages(loaded: LoadedModel, data: Sequence[Path], text_key: str) -> Iterator[_Passage]:
     encode = loaded.tokenizer.encode
     longest = loaded.config.max_sequence_length + 1
-    strict = BadRecords(BadRecordPolicy(action="fail"))
+    strict = BadRecords(BadRecordPolicy(action="fail"), key_setting="lambada.text_key")
     for document in read_documents(data, text_key=text_key, bad_records=strict):
         context, space, word = document.text.rstrip().rpartition(" ")
         if not context.strip():
@@ -94,7 +106,7 @@ def _passages(loaded: LoadedModel, data: Sequence[Path], text_key: str) -> Itera
 
 
 def _score(loaded: LoadedModel, batch: Sequence[_Passage]) -> tuple[int, float]:
-    """How many last words are right, and the sum of their negative log-probabilities."""
+    """Counts the last words that are right, and sums the negative log-probabilities of all."""
     device = next(loaded.model.parameters()).device
     width = max(len(passage.ids) for passage in batch) - 1
     tokens_BT = torch.zeros(len(batch), width, dtype=torch.int64)  # causal: padding behind cannot matter

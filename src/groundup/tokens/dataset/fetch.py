@@ -9,10 +9,10 @@ from pathlib import Path
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import checksum, require_free_space
 from groundup.core.lock import locked
-from groundup.core.manifest import Manifest
+from groundup.core.manifest import manifest_from, write_manifest
 from groundup.core.object_store import Download, ObjectStore, is_pattern, name_of
 from groundup.core.progress import Progress
-from groundup.tokens.dataset.dataset_manifest import manifest_path
+from groundup.tokens.dataset.dataset_manifest import TokensManifest, manifest_path
 from groundup.tokens.dataset.open import MEGATRONS_CACHE, open_source
 from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
 
@@ -45,8 +45,8 @@ class FetchReport:
 def fetch_tokens(urls: Sequence[str], prefix: Path, *, connections: int = 8) -> FetchReport:
     """Downloads datasets and shards; files that are there and right are left alone.
 
-    A dataset is its ``.bin`` and ``.idx``, and where there are any its ``.origins``, its manifest and the
-    folder of its tokenizer. Its index is downloaded after the rest, and its manifest is written last.
+    A dataset is its ``.bin`` and ``.idx``, and where there are any its document sources, its manifest and
+    the folder of its tokenizer. Its index is downloaded after the rest, and its manifest is written last.
 
     Args:
         urls: Prefixes of datasets, shards, folders and patterns, all of one store.
@@ -79,7 +79,7 @@ def fetch_tokens(urls: Sequence[str], prefix: Path, *, connections: int = 8) -> 
         for item in items:
             open_source(item.target)
             if item.manifest is not None:
-                item.manifest.write(manifest_path(item.target))
+                write_manifest(manifest_path(item.target), item.manifest)
     return FetchReport(
         paths=[item.target for item in items],
         num_fetched=len(missing),
@@ -95,7 +95,7 @@ class _Item:
 
     target: Path
     files: list[Download]
-    manifest: Manifest | None = None
+    manifest: TokensManifest | None = None
 
 
 def _prefix(url: str) -> str:
@@ -142,48 +142,52 @@ def _shard(store: ObjectStore, url: str, target: Path) -> _Item:
 
 
 def _dataset(store: ObjectStore, prefix: str, target: Path) -> _Item:
-    urls = {ending: f"{prefix}{ending}" for ending in (".bin", ".origins", ".idx")}
-    paths = {url: target.with_name(target.name + ending) for ending, url in urls.items()}
+    folder, _, name = prefix.rpartition("/")
     if store.size(f"{prefix}.json") is None:
-        sizes = {url: store.size(url) for url in paths}
-        if sizes[urls[".bin"]] is None:
-            raise DataError("is not there, or may not be read", where=urls[".bin"], fix="Put it there.")
-        return _Item(
-            target, [Download(url, paths[url], size) for url, size in sizes.items() if size is not None]
-        )
+        sizes = {ending: store.size(prefix + ending) for ending in (".bin", ".sources.npz", ".idx")}
+        if sizes[".bin"] is None:
+            raise DataError("is not there, or may not be read", where=f"{prefix}.bin", fix="Put it there.")
+        found = {ending: size for ending, size in sizes.items() if size is not None}
+        return _Item(target, [Download(prefix + end, _beside(target, end), found[end]) for end in found])
     manifest = _manifest(store, f"{prefix}.json")
-    tokenizer = manifest.about["tokenizer"]["folder"]
-    recorded = {f"{prefix.rpartition('/')[0]}/{name}": file for name, file in manifest.files.items()}
-    if not recorded.keys() <= paths.keys() or not _is_name(tokenizer):
+    tokenizer = manifest.about.tokenizer.folder
+    if not all(file.startswith(f"{name}.") and _is_name(file) for file in manifest.files) or not _is_name(
+        tokenizer
+    ):
         raise DataError(
             f"describes {', '.join([*manifest.files, tokenizer])}, which are not all of {name_of(prefix)}",
             where=f"{prefix}.json",
             fix="The files there were renamed: give them their old names.",
         )
-    for url, one in recorded.items():
-        if (size := store.size(url)) != one.bytes:
+    recorded = {file.removeprefix(name): record for file, record in manifest.files.items()}
+    for ending, record in recorded.items():
+        if (size := store.size(prefix + ending)) != record.bytes:
             raise DataError(
-                f"its manifest says {one.bytes:,} bytes, there are {size or 0:,}",
-                where=url,
+                f"its manifest says {record.bytes:,} bytes, there are {size or 0:,}",
+                where=prefix + ending,
                 fix="Put the right file there.",
             )
-    files = [Download(url, paths[url], one.bytes, one.checksum) for url, one in recorded.items()]
-    about = manifest.about | (
-        {"origins": paths[urls[".origins"]].name} if "origins" in manifest.about else {}
-    )
-    here = {paths[url].name: one for url, one in recorded.items()}
+    files = [
+        Download(prefix + ending, _beside(target, ending), record.bytes, record.checksum)
+        for ending, record in recorded.items()
+    ]
     if not holds_tokenizer(target.with_name(tokenizer)):
-        files += _tokenizer(store, f"{prefix.rpartition('/')[0]}/{tokenizer}", target.with_name(tokenizer))
-    return _Item(target, files, dataclasses.replace(manifest, files=here, about=about))
+        files += _tokenizer(store, f"{folder}/{tokenizer}", target.with_name(tokenizer))
+    here = {_beside(target, ending).name: record for ending, record in recorded.items()}
+    return _Item(target, files, dataclasses.replace(manifest, files=here))
+
+
+def _beside(prefix: Path, ending: str) -> Path:
+    return prefix.with_name(prefix.name + ending)
 
 
 def _is_name(folder: str) -> bool:
     return folder not in ("", ".", "..") and "/" not in folder and "\\" not in folder
 
 
-def _manifest(store: ObjectStore, url: str) -> Manifest:
+def _manifest(store: ObjectStore, url: str) -> TokensManifest:
     try:
-        return Manifest.of(json.loads(store.read(url)), "tokens", where=url)
+        return manifest_from(json.loads(store.read(url)), TokensManifest, where=url)
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"not valid JSON ({error})", where=url) from None
 
@@ -218,8 +222,8 @@ def _download(
 
 def _check_tokenizers(items: Sequence[_Item]) -> None:
     """Refuses a tokenizer here that is not the one that the data was built with."""
-    described = [(item.target, item.manifest.about["tokenizer"]) for item in items if item.manifest]
-    for folder, expected in {(path.with_name(one["folder"]), one["fingerprint"]) for path, one in described}:
+    described = [(item.target, item.manifest.about.tokenizer) for item in items if item.manifest]
+    for folder, expected in {(path.with_name(one.folder), one.fingerprint) for path, one in described}:
         if (found := load_tokenizer(folder).fingerprint) != expected:
             raise DataError(
                 f"the tokenizer here is {found}, the data was built with {expected}",

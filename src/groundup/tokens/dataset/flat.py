@@ -10,7 +10,7 @@ modded-nanogpt): 256 int32 (magic, version, number of tokens, zeros), then the t
 import dataclasses
 import functools
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import ConfigError, DataError
+from groundup.core.files import atomic_write, user_cache_dir
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.progress import Progress
-from groundup.tokens.dataset.concat import ChainedTokens, keep_some_open
-from groundup.tokens.dataset.document_index import kept_begins
 from groundup.tokens.dataset.indexed import sample_checksum
+from groundup.tokens.dataset.token_source import ConcatTokens, keep_some_open
 
 _HEADER_BYTES = 256 * 4
 _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {
@@ -34,7 +34,7 @@ _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {
 _EVALUATION_MAGIC = 20240522
 _NPY_MAGIC = b"\x93NUMPY"
 _CHUNK = 1 << 22
-_SAMPLE_BLOCKS = 4
+_SAMPLE_RANGES = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +146,7 @@ class FlatShards:
                 where=other.path,
                 fix="Keep shards of different tokenizers in folders of their own.",
             )
-        self.tokens = ChainedTokens(
+        self.tokens = ConcatTokens(
             [shard.num_tokens for shard in self.shards],
             keep_some_open(lambda number: self.shards[number].map()),
             self.dtype,
@@ -170,7 +170,7 @@ class FlatShards:
                 shard.path.name,
                 str(shard.dtype),
                 shard.num_tokens,
-                sample_checksum(shard.map(), _SAMPLE_BLOCKS),
+                sample_checksum(shard.map(), _SAMPLE_RANGES),
             ]
             for shard in self.shards
         ]
@@ -200,7 +200,7 @@ class FlatShards:
             )
         stats = [shard.path.stat() for shard in self.shards]
         key = fingerprint([self.fingerprint, [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
-        return kept_begins(key, len(self.tokens), lambda: self._find_begins(opening))
+        return _kept_begins(key, len(self.tokens), lambda: self._find_begins(opening))
 
     def _find_begins(self, opening: int) -> npt.NDArray[np.int64]:
         found: list[npt.NDArray[np.int64]] = []
@@ -238,3 +238,49 @@ def _require_size(path: Path, offset: int, num_tokens: int, dtype: np.dtype[Any]
             where=path,
             fix="It is truncated or damaged: download or build it again.",
         )
+
+
+_WORTH_KEEPING_TOKENS = 1 << 22  # fewer are read in some milliseconds
+
+
+def _kept_begins(
+    key: str, num_tokens: int, find: Callable[[], npt.NDArray[np.int64]]
+) -> npt.NDArray[np.int64]:
+    """What ``find`` returns, kept in ``groundup/documents`` of the user's cache and mapped from there later.
+
+    Any file there may be deleted.
+
+    Args:
+        key: Hash of the shards and of the id that opens documents; names the file.
+        num_tokens: In the shards; for few of them nothing is kept.
+        find: Reads them: tokens before each document, and their number at the end.
+    """
+    if num_tokens < _WORTH_KEEPING_TOKENS:
+        return find()
+    try:
+        path = user_cache_dir("documents") / f"{key}.npy"
+    except RuntimeError as error:  # a user without a home
+        logger.info("where the documents begin cannot be kept (%s): they will be found again", error)
+        return find()
+    try:
+        kept: npt.NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False).view(np.ndarray)
+        if (
+            kept.dtype == np.int64
+            and kept.ndim == 1
+            and len(kept) > 1
+            and kept[0] == 0
+            and kept[-1] == num_tokens
+        ):
+            return kept
+        logger.info("%s is not what was kept there: the documents are found again", path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, EOFError) as error:
+        logger.info("%s cannot be read (%s): the documents are found again", path, error)
+    begins = find()
+    try:
+        with atomic_write(path) as file:
+            np.save(file, begins)
+    except OSError as error:
+        logger.info("where the documents begin cannot be kept (%s): they will be found again", error)
+    return begins

@@ -1,10 +1,12 @@
 """Megatron's indexed dataset: ``.bin`` holds all tokens, ``.idx`` where each sequence begins.
 
-The layout of ``.idx`` is described in ``indexed_format``. Without sentence splitting a document is one
-sequence.
+``.idx`` is little-endian and unaligned (Megatron-LM, "MMIDIDX" version 1): magic (9 bytes) | version u64 |
+dtype code u8 | S u64 | D u64 | S lengths i32 | S byte offsets i64 | D document ends i64 (the first is 0).
+Without sentence splitting a document is one sequence.
 """
 
 import functools
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,74 @@ import xxhash
 from groundup.core.errors import DataError
 from groundup.core.files import checksum
 from groundup.core.manifest import fingerprint
-from groundup.tokens.dataset.indexed_format import HEADER_BYTES, read_header
+
+_MAGIC = b"MMIDIDX\x00\x00"
+_VERSION = 1
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES: dict[int, type[np.integer[Any]]] = {
+    1: np.uint8,
+    2: np.int8,
+    3: np.int16,
+    4: np.int32,
+    5: np.int64,
+    8: np.uint16,
+}
+_FLOAT_CODES = (6, 7)
+
+HEADER_BYTES = _HEADER.size
+
+
+def dtype_code(dtype: np.dtype[Any]) -> int:
+    """Megatron's code of a dtype; 0 when it has none."""
+    return next((code for code, known in _DTYPES.items() if np.dtype(known) == dtype), 0)
+
+
+def index_header(dtype: np.dtype[Any], num_sequences: int, num_ends: int) -> bytes:
+    """The header of an index with so many sequences and document ends."""
+    return _HEADER.pack(_MAGIC, _VERSION, dtype_code(dtype), num_sequences, num_ends)
+
+
+def read_header(path: Path) -> tuple[np.dtype[Any], int, int]:
+    """The dtype, number of sequences and number of document ends.
+
+    Raises:
+        DataError: Not such a file, of another version or dtype, or of another size than it says.
+    """
+    found = path.stat().st_size
+    with path.open("rb") as file:
+        head = file.read(_HEADER.size)
+    if not head.startswith(_MAGIC):
+        fix = (
+            "The older TNTIDX format (lazy, cached) is not read: build the data again."
+            if head.startswith(b"TNTIDX")
+            else "Check the path."
+        )
+        raise DataError("is not an index of Megatron's format (MMIDIDX)", where=path, fix=fix)
+    if len(head) < _HEADER.size:
+        raise DataError(f"holds {found} bytes, its header alone has {_HEADER.size}", where=path)
+    _, version, code, num_sequences, num_ends = _HEADER.unpack(head)
+    if version != _VERSION:
+        raise DataError(f"is of version {version}, expected {_VERSION}", where=path)
+    if code in _FLOAT_CODES:
+        raise DataError(f"holds floating-point numbers (dtype code {code}), not token ids", where=path)
+    if code not in _DTYPES:
+        known = ", ".join(f"{known} {np.dtype(kind)}" for known, kind in _DTYPES.items())
+        raise DataError(f"has dtype code {code}; known are {known}", where=path)
+    expected = _HEADER.size + 12 * num_sequences + 8 * num_ends
+    if found == expected + num_sequences and num_sequences:
+        raise DataError("holds a multimodal dataset's sequence modes; groundup reads text only", where=path)
+    if found != expected:
+        raise DataError(
+            f"holds {found:,} bytes, its header says {expected:,}"
+            f" ({num_sequences:,} sequences, {num_ends - 1:,} documents)",
+            where=path,
+            fix="It is truncated or damaged: copy or build it again.",
+        )
+    return np.dtype(_DTYPES[code]), num_sequences, num_ends
+
 
 _LANDMARK_STRIDE = 4096
-_SAMPLE_BLOCKS, _SAMPLE_TOKENS = 64, 1024
+_SAMPLE_RANGES, _SAMPLE_TOKENS = 64, 1024
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
@@ -76,7 +142,7 @@ class IndexedDataset:
             _mapped(index)[HEADER_BYTES:], np.cumsum((4 * num_sequences, 8 * num_sequences))
         )
         self.lengths, self.offsets, self.document_ends = (
-            part.view(dtype) for part, dtype in zip(arrays, ("<i4", "<i8", "<i8"), strict=True)
+            array.view(dtype) for array, dtype in zip(arrays, ("<i4", "<i8", "<i8"), strict=True)
         )
         expected = 0
         if num_sequences:
@@ -160,11 +226,11 @@ class IndexedDataset:
         return np.array(self.offsets[::_LANDMARK_STRIDE], dtype=np.int64)
 
 
-def sample_checksum(tokens: npt.NDArray[Any], blocks: int = _SAMPLE_BLOCKS) -> str:
-    """A hash of blocks that lie evenly over the tokens: cheap, and moved by any other tokenization."""
+def sample_checksum(tokens: npt.NDArray[Any], num_ranges: int = _SAMPLE_RANGES) -> str:
+    """A hash of ranges that lie evenly over the tokens: cheap, and moved by any other tokenization."""
     digest = xxhash.xxh3_128()
-    blocks = min(blocks, -(-len(tokens) // _SAMPLE_TOKENS))
-    for begin in np.linspace(0, max(0, len(tokens) - _SAMPLE_TOKENS), blocks, dtype=np.int64):
+    num_ranges = min(num_ranges, -(-len(tokens) // _SAMPLE_TOKENS))
+    for begin in np.linspace(0, max(0, len(tokens) - _SAMPLE_TOKENS), num_ranges, dtype=np.int64):
         digest.update(np.ascontiguousarray(tokens[begin : begin + _SAMPLE_TOKENS]).tobytes())
     return digest.hexdigest()
 

@@ -13,8 +13,14 @@ import numpy.typing as npt
 from groundup.core.concatenate import append_range
 from groundup.core.errors import DataError
 from groundup.core.files import fsync_dir
-from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.dataset.indexed_format import dtype_code, index_header
+from groundup.tokens.dataset.indexed import (
+    IndexedDataset,
+    bin_path,
+    dtype_code,
+    idx_path,
+    index_header,
+    token_dtype,
+)
 
 _CHUNK = 1 << 20
 _COPY_BYTES = 1 << 26
@@ -46,14 +52,14 @@ class IndexedWriter:
         self.num_tokens = 0
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = {
-            part: prefix.with_name(f".{prefix.name}.{os.getpid()}.{part}.tmp")
-            for part in ("tokens", "lengths", "ends", "index")
+            name: prefix.with_name(f".{prefix.name}.{os.getpid()}.{name}.tmp")
+            for name in ("tokens", "lengths", "ends", "index")
         }
         self._files: dict[str, IO[bytes]] = {}
 
     def __enter__(self) -> "IndexedWriter":
-        for part in ("tokens", "lengths", "ends"):
-            self._files[part] = self._temporary[part].open("wb", buffering=_CHUNK)
+        for name in ("tokens", "lengths", "ends"):
+            self._files[name] = self._temporary[name].open("wb", buffering=_CHUNK)
         self._files["ends"].write(struct.pack("<q", 0))
         return self
 
@@ -96,7 +102,7 @@ class IndexedWriter:
 
         Args:
             data: Its tokens are copied without being read into memory.
-            on_copied: Told the number of bytes of each piece of tokens.
+            on_copied: Told the number of bytes of each range of tokens.
         """
         if data.dtype != self.dtype:
             raise ValueError(f"{data.prefix} holds {data.dtype}, {self.prefix} {self.dtype}")

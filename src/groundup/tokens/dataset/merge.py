@@ -1,12 +1,12 @@
-"""Many token files into one ``.bin``/``.idx``: parts of a job array, or the shards of other projects.
+"""Many token files into one ``.bin``/``.idx``: shards of a job array, or the shards of other projects.
 
-Parts in Megatron-LM's format are joined as its ``merge_datasets.py`` does, byte for byte, in the order
+Shards in Megatron-LM's format are joined as its ``merge_datasets.py`` does, byte for byte, in the order
 given. Shards without an index keep their stream of tokens as it is: there the end-of-document id opens a
 document, and in the result each document begins with it, where Megatron-LM's and ours end with it.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,30 @@ import numpy as np
 from groundup.core.errors import ConfigError
 from groundup.core.files import require_free_space
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, fingerprint
+from groundup.core.manifest import fingerprint
 from groundup.core.progress import Progress
+from groundup.corpus.bad_records import BadRecordCounts
 from groundup.tokens.dataset.check import check_index, require_source_ids
 from groundup.tokens.dataset.dataset_manifest import (
+    TokensAbout,
+    TokensCounts,
+    common_tokenizer,
     complete_manifest,
+    describe_dataset,
+    find_manifest,
     manifest_path,
     require_as_recorded,
     warn_of_replacement,
 )
-from groundup.tokens.dataset.document_sources import join_origins, origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, token_dtype
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.indexed_writer import IndexedWriter
 from groundup.tokens.dataset.open import open_shards, token_files
-from groundup.tokens.dataset.provenance import added_counts, common_tokenizer, seen, write_manifest
 from groundup.tokens.tokenizer.base import Tokenizer
 
-_GROUP_TOKENS = 1 << 22
+_BATCH_TOKENS = 1 << 22
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,14 +47,14 @@ class MergeReport:
 
     Attributes:
         prefix: Of the result.
-        num_parts: Files or pairs of files that went in.
+        num_shards: Files or pairs of files that went in.
         num_documents: As ``.idx`` records them.
         num_tokens: Of the result.
         reused: Whether an earlier merge of the same was found complete.
     """
 
     prefix: Path
-    num_parts: int
+    num_shards: int
     num_documents: int
     num_tokens: int
     reused: bool = False
@@ -64,9 +69,9 @@ def merge_tokens(
 ) -> MergeReport:
     """Writes ``{prefix}.bin`` and ``.idx`` with all documents of the sources, in this order.
 
-    A manifest is written too when the tokenizer is known: named here, or by the manifests of all parts.
-    Origins are joined when all parts have them. Where the manifest says that it was made of these same
-    files, unchanged since, nothing is done.
+    A manifest is written too when the tokenizer is known: named here, or by the manifests of all shards.
+    Document sources are joined when all shards have them. Where the manifest says that it was made of these
+    same files, unchanged since, nothing is done.
 
     Args:
         sources: Prefixes, shards, folders and globs, all of one kind; a folder's files come in the order
@@ -76,8 +81,8 @@ def merge_tokens(
         end_of_document_id: The id that opens the documents of shards, where it is not the tokenizer's.
 
     Raises:
-        DataError: A part is missing, malformed, or of another dtype or tokenizer than the first.
-        ConfigError: The result would replace a part, or nobody says where the documents of shards begin.
+        DataError: A shard is missing, malformed, or of another dtype or tokenizer than the first.
+        ConfigError: The result would replace a shard, or nobody says where the documents of shards begin.
         MachineError: The disk cannot hold the result.
     """
     files = [file for source in sources for file in token_files(source)]
@@ -94,8 +99,8 @@ def merge_tokens(
             where="--end-of-document-id",
             fix="Leave it out.",
         )
-    assert isinstance(source, IndexedDataset | IndexedParts)
-    return _join(source.prefixes if isinstance(source, IndexedParts) else [source.prefix], prefix, tokenizer)
+    assert isinstance(source, IndexedDataset | IndexedShards)
+    return _join(source.prefixes if isinstance(source, IndexedShards) else [source.prefix], prefix, tokenizer)
 
 
 def _require_apart(files: Sequence[Path], prefix: Path) -> None:
@@ -112,50 +117,34 @@ def _require_apart(files: Sequence[Path], prefix: Path) -> None:
 def _join(prefixes: list[Path], prefix: Path, named: Tokenizer | None) -> MergeReport:
     tokenizer = common_tokenizer(prefixes, named)
     if tokenizer is None:
-        logger.warning("no manifest is written: a part has none, and no tokenizer was named")
-    dtype = IndexedDataset(prefixes[0]).dtype
-    every = (bin_path, idx_path, origins_path, manifest_path)
-    made_of = seen(path(part) for part in prefixes for path in every)
+        logger.warning("no manifest is written: a shard has none, and no tokenizer was named")
+    every = (bin_path, idx_path, document_sources_path, manifest_path)
+    made_of = stat_fingerprint(path(shard) for shard in prefixes for path in every)
     if tokenizer and (report := _found(prefix, len(prefixes), made_of, tokenizer)):
         return report
     warn_of_replacement(prefix)
-    for part in prefixes:
-        check_index(IndexedDataset(part))
-        if manifest_path(part).is_file():
-            require_as_recorded(part)  # the result's checksums would say that damage is right
-    size = sum(bin_path(part).stat().st_size for part in prefixes)
-    indices = sum(idx_path(part).stat().st_size for part in prefixes)
+    for shard in prefixes:
+        check_index(IndexedDataset(shard))
+        if manifest_path(shard).is_file():
+            require_as_recorded(shard)  # the result's checksums would say that damage is right
+    size = sum(bin_path(shard).stat().st_size for shard in prefixes)
+    indices = sum(idx_path(shard).stat().st_size for shard in prefixes)
     require_free_space(prefix.parent, size + 2 * indices, "merging")
     with (
         Progress("merge", size, "B") as progress,
-        IndexedWriter(prefix, vocab_size=0, dtype=dtype) as writer,
+        IndexedWriter(prefix, vocab_size=0, dtype=IndexedDataset(prefixes[0]).dtype) as writer,
     ):
-        for part in prefixes:
-            writer.add_dataset(IndexedDataset(part), on_copied=progress.add)
+        for shard in prefixes:
+            writer.add_dataset(IndexedDataset(shard), on_copied=progress.add)
         _remove_descriptions(prefix)
-    _join_origins(prefixes, prefix)
+    _join_document_sources(prefixes, prefix)
     if tokenizer:
-        manifests = [_manifest(part) for part in prefixes]
-        _describe(
-            prefix,
-            tokenizer,
-            inputs=_inputs(prefixes),
-            counts={
-                **added_counts([manifest.counts for manifest in manifests if manifest], len(prefixes)),
-                "documents": writer.num_documents,
-                "tokens": writer.num_tokens,
-            },
-            about={
-                **_common_facts([manifest.about for manifest in manifests if manifest], len(prefixes)),
-                "made_of": made_of,
-            },
-        )
-    return MergeReport(
-        prefix=prefix,
-        num_parts=len(prefixes),
-        num_documents=writer.num_documents,
-        num_tokens=writer.num_tokens,
-    )
+        manifests = [manifest for shard in prefixes if (manifest := find_manifest(shard))]
+        whole = manifests if len(manifests) == len(prefixes) else []
+        about = {**_common_about([manifest.about for manifest in whole]), "made_of": made_of}
+        counts = _merge_counts([manifest.counts for manifest in whole])
+        describe_dataset(prefix, tokenizer, inputs=_inputs(prefixes), counts=counts, about=about)
+    return _report(writer, len(prefixes))
 
 
 def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> MergeReport:
@@ -170,7 +159,8 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
     else:
         dtype = np.dtype(np.int32) if source.dtype.itemsize == 4 else source.dtype.newbyteorder("=")
         vocab_size = int(np.iinfo(dtype).max) + 1
-    made_of = fingerprint([seen(shard.path for shard in source.shards), source.end_of_document_id])
+    stats = stat_fingerprint(shard.path for shard in source.shards)
+    made_of = fingerprint([stats, source.end_of_document_id])
     if tokenizer and (report := _found(prefix, len(source.shards), made_of, tokenizer)):
         return report
     warn_of_replacement(prefix)
@@ -184,7 +174,7 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
         begin = 0
         while begin < source.num_documents:
             # Whole documents of about four million tokens together.
-            until = min(source.token_begin(begin) + _GROUP_TOKENS, len(source.tokens)) - 1
+            until = min(source.token_begin(begin) + _BATCH_TOKENS, len(source.tokens)) - 1
             end = int(source.documents_at(until)) + 1
             tokens = source.tokens[source.token_begin(begin) : source.token_begin(end)]
             require_source_ids(source, source.token_begin(begin), tokens, vocab_size)
@@ -193,94 +183,97 @@ def _convert(source: FlatShards, prefix: Path, tokenizer: Tokenizer | None) -> M
             begin = end
         _remove_descriptions(prefix)
     if tokenizer:
-        _describe(
-            prefix,
-            tokenizer,
-            inputs={
-                shard.path.name: fingerprint([shard.path.name, shard.num_tokens]) for shard in source.shards
-            },
-            counts={"documents": writer.num_documents, "tokens": writer.num_tokens},
-            about={
-                "append_end_of_document": False,
-                "documents_open_with": source.end_of_document_id,
-                "made_of": made_of,
-            },
-        )
+        inputs = {
+            shard.path.name: fingerprint([shard.path.name, shard.num_tokens]) for shard in source.shards
+        }
+        about = {
+            "append_end_of_document": False,
+            "documents_open_with": source.end_of_document_id,
+            "made_of": made_of,
+        }
+        describe_dataset(prefix, tokenizer, inputs=inputs, about=about)
+    return _report(writer, len(source.shards))
+
+
+def _report(writer: IndexedWriter, num_shards: int) -> MergeReport:
     return MergeReport(
-        prefix=prefix,
-        num_parts=len(source.shards),
+        prefix=writer.prefix,
+        num_shards=num_shards,
         num_documents=writer.num_documents,
         num_tokens=writer.num_tokens,
     )
 
 
-def _found(prefix: Path, num_parts: int, made_of: str, tokenizer: Tokenizer) -> MergeReport | None:
+def _found(prefix: Path, num_shards: int, made_of: str, tokenizer: Tokenizer) -> MergeReport | None:
     """What an earlier merge of the same has left, if it is complete."""
     manifest = complete_manifest(prefix)
-    if manifest is None or manifest.about.get("made_of") != made_of:
+    if manifest is None or manifest.about.made_of != made_of:
         return None
-    if manifest.about["tokenizer"]["fingerprint"] != tokenizer.fingerprint:
+    if manifest.about.tokenizer.fingerprint != tokenizer.fingerprint:
         return None
     return MergeReport(
         prefix=prefix,
-        num_parts=num_parts,
-        num_documents=manifest.counts["documents"],
-        num_tokens=manifest.counts["tokens"],
+        num_shards=num_shards,
+        num_documents=manifest.counts.documents,
+        num_tokens=manifest.counts.tokens,
         reused=True,
     )
 
 
-def _describe(
-    prefix: Path,
-    tokenizer: Tokenizer,
-    *,
-    inputs: dict[str, str],
-    counts: dict[str, Any],
-    about: dict[str, Any],
-) -> None:
-    size = sum(path(prefix).stat().st_size for path in (bin_path, idx_path))
-    with Progress(f"checksums of {prefix}", size, "B") as progress:
-        write_manifest(prefix, tokenizer, inputs=inputs, counts=counts, about=about, on_read=progress.add)
-
-
 def _remove_descriptions(prefix: Path) -> None:
-    """Never an old manifest or old origins beside new files."""
+    """Never leaves an old manifest or old document sources beside new files."""
     manifest_path(prefix).unlink(missing_ok=True)
-    origins_path(prefix).unlink(missing_ok=True)
+    document_sources_path(prefix).unlink(missing_ok=True)
 
 
-def _join_origins(prefixes: Sequence[Path], prefix: Path) -> None:
-    paths = [origins_path(part) for part in prefixes]
-    there = [path for path in paths if path.is_file()]
-    if len(there) == len(paths):
-        join_origins([(path, 0) for path in paths], origins_path(prefix))
-    elif there:
-        missing = next(path for path in paths if not path.is_file())
-        logger.warning("no origins are written: %s is not there", missing)
-
-
-def _manifest(prefix: Path) -> Manifest | None:
-    path = manifest_path(prefix)
-    return Manifest.read(path, "tokens") if path.is_file() else None
+def _join_document_sources(prefixes: Sequence[Path], prefix: Path) -> None:
+    paths = [document_sources_path(shard) for shard in prefixes]
+    missing = [path for path in paths if not path.is_file()]
+    if not missing:
+        join_document_sources([(path, 0) for path in paths], document_sources_path(prefix))
+    elif len(missing) < len(paths):
+        logger.warning("no document sources are written: %s is not there", missing[0])
 
 
 def _inputs(prefixes: Sequence[Path]) -> dict[str, str]:
-    """Name of each part -> its fingerprint; parts of other folders may have the same name."""
+    """Name of each shard -> its fingerprint; shards of other folders may have the same name."""
     inputs: dict[str, str] = {}
-    for part in prefixes:
-        manifest = _manifest(part)
-        name = part.name if part.name not in inputs else f"{part.name} ({len(inputs)})"
-        inputs[name] = manifest.fingerprint if manifest else IndexedDataset(part).fingerprint
+    for shard in prefixes:
+        manifest = find_manifest(shard)
+        name = shard.name if shard.name not in inputs else f"{shard.name} ({len(inputs)})"
+        inputs[name] = manifest.fingerprint if manifest else IndexedDataset(shard).fingerprint
     return inputs
 
 
-def _common_facts(facts: Sequence[dict[str, Any]], num_parts: int) -> dict[str, Any]:
-    """What all manifests say alike, besides the tokenizer."""
-    if len(facts) != num_parts:
-        return {}
-    first = facts[0]
-    return {
-        key: value
-        for key, value in first.items()
-        if key not in ("tokenizer", "made_of") and all(other.get(key) == value for other in facts)
-    }
+def stat_fingerprint(paths: Iterable[Path]) -> str:
+    """Hash of paths, sizes and times of change; missing files count too."""
+    stats = [(path.resolve(), path.stat() if path.is_file() else None) for path in paths]
+    return fingerprint(
+        [[ascii(str(path)), found and [found.st_size, found.st_mtime_ns]] for path, found in stats]
+    )
+
+
+def _merge_counts(counts: Sequence[TokensCounts]) -> dict[str, Any]:
+    """The sums of what the manifests of all shards count besides documents and tokens."""
+    sums: dict[str, Any] = {}
+    for name in ("text_bytes", "empty_documents", "bad_records") if counts else ():
+        values = [getattr(count, name) for count in counts]
+        if None not in values:
+            sums[name] = _merge_bad_records(values) if name == "bad_records" else sum(values)
+    return sums
+
+
+def _merge_bad_records(counts: Sequence[BadRecordCounts]) -> BadRecordCounts:
+    reasons = dict.fromkeys(reason for count in counts for reason in count.by_reason)
+    return BadRecordCounts(
+        bad=sum(count.bad for count in counts),
+        by_reason={reason: sum(count.by_reason.get(reason, 0) for count in counts) for reason in reasons},
+        offenders=tuple(offender for count in counts for offender in count.offenders),
+    )
+
+
+def _common_about(abouts: Sequence[TokensAbout]) -> dict[str, Any]:
+    """The settings in which the manifests of all shards agree, as fields of ``TokensAbout``."""
+    names = ("key", "append_end_of_document", "documents_open_with") if abouts else ()
+    values = {name: {getattr(about, name) for about in abouts} for name in names}
+    return {name: found.pop() for name, found in values.items() if len(found) == 1}

@@ -8,7 +8,7 @@ from pathlib import Path
 from groundup.core.errors import DataError
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, strip_ending
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.token_source import TokenSource
 
 _ENDINGS = (".bin", ".idx", ".npy")
@@ -62,7 +62,7 @@ def open_shards(
     if "Megatron-LM's format" not in of_kind:
         return FlatShards(paths, end_of_document_id=end_of_document_id, name=name)
     prefixes = [strip_ending(path) for path in paths]
-    return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else IndexedParts(prefixes, name=name)
+    return IndexedDataset(prefixes[0]) if len(prefixes) == 1 else IndexedShards(prefixes, name=name)
 
 
 def names_token_files(path: Path) -> bool:

@@ -1,1 +1,1 @@
-"""From tokens to samples: splits, blends, orders, packing; and back from a sample to its documents."""
+"""From tokens to samples: splits, mixtures, orders, packing; and back from a sample to its documents."""

@@ -12,12 +12,12 @@ from groundup.core.config_class import NotNegative, Size
 
 @config
 class SourceConfig:
-    """One source of a blend.
+    """One source of a mixture.
 
     Attributes:
         path: As ``DataConfig.path``.
         weight: Its share of the samples, relative to the other sources' weights, or "proportional" to its
-            size; all sources of a blend say it in the same way. A source of weight 0 is not read.
+            size; all sources of a mixture say it in the same way. A source of weight 0 is not read.
         split: Its own shares of train, validation and test; "" for those of the data.
         max_epochs: At most so many passes over its training split; 0 for any number.
     """
@@ -41,7 +41,7 @@ class DataConfig:
         path: Prefix of ``.bin`` and ``.idx`` files, with or without the ending; or a folder or quoted glob
             of these, or of the shards of build-nanogpt (``.npy``) or llm.c (``.bin``), whose names may say
             which are for training and which for validation.
-        sources: Several of these, blended: name -> source.
+        sources: Several of these, mixed: name -> source.
         validation: Sources of validation alone; then training uses all that ``split`` would give it.
         test: Sources of the test alone, likewise.
         tokenizer: Folder of its tokenizer, for data that Megatron-LM or others wrote; ours knows its own.

@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import DataError
-from groundup.tokens.dataset.concat import expect_random_reads
-from groundup.tokens.dataset.token_source import TokenSource
-from groundup.tokens.sampling.feasibility import samples_in
+from groundup.tokens.dataset.token_source import TokenSource, expect_random_reads
 from groundup.tokens.sampling.megatron_order import MegatronOrder, megatron_order
 from groundup.tokens.sampling.shuffle import samples_at
 
@@ -61,7 +59,7 @@ class Samples(Protocol):
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch; of a blend, those that come before any source begins again."""
+        """Samples of one epoch; of a mixture, those that come before any source begins again."""
         ...
 
     def batch(self, first_index: int, count: int, *, ordered: bool = False) -> npt.NDArray[np.int64]:
@@ -198,9 +196,19 @@ class TokenDataset:
                 fix="With data.order=megatron the length of a run is fixed when it begins.",
             )
         return [
-            [(self.begin + begin, self.begin + end) for begin, end in order.pieces(index)]
+            [(self.begin + begin, self.begin + end) for begin, end in order.ranges(index)]
             for index in range(first_index, first_index + count)
         ]
+
+
+def samples_in(num_tokens: int, sequence_length: int) -> int:
+    """Samples of ``sequence_length + 1`` tokens, consecutive ones sharing one token."""
+    return max(0, (num_tokens - 1) // sequence_length)
+
+
+def tokens_in(source: TokenSource, documents: tuple[int, int]) -> int:
+    """Tokens of the documents [begin, end)."""
+    return source.token_begin(documents[1]) - source.token_begin(documents[0])
 
 
 def copy_ranges(source: TokenSource, ranges: Sequence[tuple[int, int]], row: npt.NDArray[np.int64]) -> None:

@@ -38,7 +38,7 @@ class MegatronOrder:
         """Samples of all epochs together."""
         return len(self.shuffle)
 
-    def pieces(self, sample: int) -> list[tuple[int, int]]:
+    def ranges(self, sample: int) -> list[tuple[int, int]]:
         """Where a sample's L + 1 tokens are: ranges [begin, end) of the split's tokens, in file order.
 
         Args:

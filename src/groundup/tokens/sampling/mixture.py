@@ -103,34 +103,34 @@ def _taken(numbers: Any, share: float) -> Any:
     return np.floor(numbers * share + 0.5).astype(np.int64)
 
 
-class BlendedDataset:
+class MixtureDataset:
     """The samples of several datasets, interleaved by weights; see ``Samples``.
 
     Args:
-        parts: Of the same sequence length.
+        datasets: Of the same sequence length.
         weights: Of each.
         name: For messages.
     """
 
-    def __init__(self, parts: Sequence[Samples], weights: Sequence[float], *, name: str) -> None:
-        self.parts = tuple(parts)
+    def __init__(self, datasets: Sequence[Samples], weights: Sequence[float], *, name: str) -> None:
+        self.datasets = tuple(datasets)
         self.interleaving = Interleaving(weights)
         self.name = name
-        self.sequence_length = parts[0].sequence_length
-        assert all(part.sequence_length == self.sequence_length for part in parts)
-        self.num_tokens = sum(part.num_tokens for part in parts)
-        self.num_samples = self.interleaving.longest([part.num_samples for part in parts])
+        self.sequence_length = datasets[0].sequence_length
+        assert all(dataset.sequence_length == self.sequence_length for dataset in datasets)
+        self.num_tokens = sum(dataset.num_tokens for dataset in datasets)
+        self.num_samples = self.interleaving.longest([dataset.num_samples for dataset in datasets])
 
     @property
     def num_documents(self) -> int:
         """See ``Samples.num_documents``."""
-        return sum(part.num_documents for part in self.parts)
+        return sum(dataset.num_documents for dataset in self.datasets)
 
     def batch(self, first_index: int, count: int, *, ordered: bool = False) -> npt.NDArray[np.int64]:
         """See ``Samples.batch``; ``ordered`` takes each source in file order, interleaved."""
         batch = np.empty((count, self.sequence_length + 1), dtype=np.int64)
-        for part, rows, first in self._runs(first_index, count):
-            batch[rows] = part.batch(first, len(rows), ordered=ordered)
+        for dataset, rows, first in self._runs(first_index, count):
+            batch[rows] = dataset.batch(first, len(rows), ordered=ordered)
         return batch
 
     def document_starts(
@@ -138,14 +138,14 @@ class BlendedDataset:
     ) -> npt.NDArray[np.bool_]:
         """See ``Samples.document_starts``."""
         starts = np.empty((count, self.sequence_length + 1), dtype=np.bool_)
-        for part, rows, first in self._runs(first_index, count):
-            starts[rows] = part.document_starts(first, len(rows), ordered=ordered)
+        for dataset, rows, first in self._runs(first_index, count):
+            starts[rows] = dataset.document_starts(first, len(rows), ordered=ordered)
         return starts
 
     def spans(self, index: int, *, ordered: bool = False) -> list[Span]:
         """See ``Samples.spans``."""
         sources, counts = self.interleaving.at([index])
-        return self.parts[int(sources[0])].spans(int(counts[0]), ordered=ordered)
+        return self.datasets[int(sources[0])].spans(int(counts[0]), ordered=ordered)
 
     def _runs(self, first_index: int, count: int) -> list[tuple[Samples, npt.NDArray[np.int64], int]]:
         """Each source in the batch: itself, its rows, and the index of its first sample there."""
@@ -153,5 +153,5 @@ class BlendedDataset:
         runs = []
         for source in np.unique(sources).tolist():
             rows = np.flatnonzero(sources == source)
-            runs.append((self.parts[source], rows, int(counts[rows[0]])))
+            runs.append((self.datasets[source], rows, int(counts[rows[0]])))
         return runs

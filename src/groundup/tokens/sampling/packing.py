@@ -1,7 +1,7 @@
 """Best-fit packing: samples of whole documents, so that few are cut (Ding et al. 2024, arXiv:2404.10830).
 
-A document of more than L + 1 tokens is cut into pieces of that many, of which each begins with the last
-token of the one before: no prediction is lost. The pieces, the longest first, each go to the sample with
+A document of more than L + 1 tokens is cut into ranges of that many, of which each begins with the last
+token of the one before: no prediction is lost. The ranges, the longest first, each go to the sample with
 the least room that still holds them; what is left of a sample is padding. The result depends on the
 lengths of the documents alone, and is the same in every epoch; only the order of samples changes.
 """
@@ -21,7 +21,7 @@ from groundup.tokens.sampling.shuffle import samples_at
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Packing:
-    """Which pieces of documents lie in which sample, sample by sample, in file order within each.
+    """Which ranges of documents lie in which sample, sample by sample, in file order within each.
 
     A sample comes where the first document in it does.
 
@@ -29,11 +29,11 @@ class Packing:
         sequence_length: L; a sample has room for L + 1 tokens.
         num_documents: Packed or not.
         num_left_out: Documents of fewer than two tokens: they predict nothing.
-        num_cut: Documents in more than one piece.
+        num_cut: Documents in more than one range.
         num_padded: Places in the samples that hold no token.
-        documents: [num_pieces], the document of each piece.
-        numbers: [num_pieces], which piece of its document it is; it begins at token L * number.
-        sample_begins: [num_samples + 1], the first piece of each sample.
+        documents: [num_ranges], the document of each range.
+        numbers: [num_ranges], which range of its document it is; it begins at token L * number.
+        sample_begins: [num_samples + 1], the first range of each sample.
     """
 
     sequence_length: int
@@ -52,7 +52,7 @@ class Packing:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are predicted from their own document: all but the first of each piece."""
+        """Tokens that are predicted from their own document: all but the first of each range."""
         return self.num_samples * (self.sequence_length + 1) - self.num_padded - len(self.documents)
 
     @property
@@ -77,39 +77,39 @@ class Packing:
 def pack(lengths: npt.NDArray[np.integer[Any]], sequence_length: int) -> Packing:
     """Packs documents of these lengths into samples of ``sequence_length`` + 1 tokens."""
     room = sequence_length + 1
-    num_pieces = -(-np.maximum(lengths - 1, 0) // sequence_length)
-    used = np.flatnonzero(num_pieces).astype(np.uint32)
-    num_pieces = num_pieces[used]
-    documents = np.repeat(used, num_pieces)
-    last = np.cumsum(num_pieces, dtype=np.int64) - 1  # piece of each document
-    numbers = _count_up(last, len(documents)).astype(np.min_scalar_type(int(num_pieces.max(initial=1))))
+    num_ranges = -(-np.maximum(lengths - 1, 0) // sequence_length)
+    used = np.flatnonzero(num_ranges).astype(np.uint32)
+    num_ranges = num_ranges[used]
+    documents = np.repeat(used, num_ranges)
+    last = np.cumsum(num_ranges, dtype=np.int64) - 1  # range of each document
+    numbers = _count_up(last, len(documents)).astype(np.min_scalar_type(int(num_ranges.max(initial=1))))
     sizes = np.full(len(documents), room, dtype=np.min_scalar_type(room))
-    sizes[last] = lengths[used] - (num_pieces - 1) * sequence_length
-    num_cut = int((num_pieces > 1).sum())
-    del num_pieces, last
+    sizes[last] = lengths[used] - (num_ranges - 1) * sequence_length
+    num_cut = int((num_ranges > 1).sum())
+    del num_ranges, last
 
     bins, num_samples = _best_fit_decreasing(sizes, room)
-    sample_of_piece = _number_by_first(bins, num_samples)
+    sample_of_range = _number_by_first(bins, num_samples)
     del bins
     num_padded = num_samples * room - int(sizes.sum(dtype=np.int64))
     del sizes
-    pieces = np.argsort(sample_of_piece, kind="stable")
+    by_sample = np.argsort(sample_of_range, kind="stable")
     begins = np.zeros(num_samples + 1, dtype=np.min_scalar_type(len(documents)))
-    np.cumsum(np.bincount(sample_of_piece, minlength=num_samples), out=begins[1:])
+    np.cumsum(np.bincount(sample_of_range, minlength=num_samples), out=begins[1:])
     return Packing(
         sequence_length=sequence_length,
         num_documents=len(lengths),
         num_left_out=len(lengths) - len(used),
         num_cut=num_cut,
         num_padded=num_padded,
-        documents=documents[pieces],
-        numbers=numbers[pieces],
+        documents=documents[by_sample],
+        numbers=numbers[by_sample],
         sample_begins=begins,
     )
 
 
 def _count_up(last: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
-    """0, 1, ... within each document, whose last pieces these are."""
+    """0, 1, ... within each document, whose last ranges these are."""
     first = np.zeros(total, dtype=np.int64)
     first[last[:-1] + 1] = last[:-1] + 1
     np.maximum.accumulate(first, out=first)
@@ -117,12 +117,12 @@ def _count_up(last: npt.NDArray[np.int64], total: int) -> npt.NDArray[np.int64]:
 
 
 def _best_fit_decreasing(sizes: npt.NDArray[Any], room: int) -> tuple[npt.NDArray[np.uint32], int]:
-    """The bin of each piece, and the number of bins.
+    """The bin of each range, and the number of bins.
 
-    Bins with the same room left are one group: pieces of one size fill a whole group at a time, each bin
-    with as many as go in, which is what placing them one by one does (the fullest bin that takes a piece
+    Bins with the same room left are one group: ranges of one size fill a whole group at a time, each bin
+    with as many as go in, which is what placing them one by one does (the fullest bin that takes a range
     takes the next one too, until it no longer does). Each visit at least halves a group's room, so that
-    the number of visits grows with ``room`` log ``room``, not with the number of pieces.
+    the number of visits grows with ``room`` log ``room``, not with the number of ranges.
     """
     bins = np.empty(len(sizes), dtype=np.uint32)
     decreasing = np.argsort(room - sizes, kind="stable")
@@ -132,7 +132,7 @@ def _best_fit_decreasing(sizes: npt.NDArray[Any], room: int) -> tuple[npt.NDArra
     num_bins, done = 0, 0
 
     def leave(left: int, filled: npt.NDArray[np.uint32]) -> None:
-        if left > 1 and len(filled):  # no piece is smaller than two tokens
+        if left > 1 and len(filled):  # no range is smaller than two tokens
             groups[left].append(filled)
             is_open[left] = True
 
@@ -163,7 +163,7 @@ def _best_fit_decreasing(sizes: npt.NDArray[Any], room: int) -> tuple[npt.NDArra
 
 
 def _number_by_first(bins: npt.NDArray[np.uint32], num_bins: int) -> npt.NDArray[np.uint32]:
-    """The bin of each piece, the bins numbered by the first piece in each."""
+    """The bin of each range, the bins numbered by the first range in each."""
     first = np.full(num_bins, len(bins), dtype=np.int64)
     np.minimum.at(first, bins, np.arange(len(bins)))
     numbers = np.empty(num_bins, dtype=np.uint32)
@@ -229,7 +229,7 @@ class PackedDataset:
     def document_starts(
         self, first_index: int, count: int, *, ordered: bool = False
     ) -> npt.NDArray[np.bool_]:
-        """See ``Samples.document_starts``; a piece of a cut document counts as one."""
+        """See ``Samples.document_starts``; a range of a cut document counts as one."""
         starts = np.zeros((count, self.sequence_length + 1), dtype=np.bool_)
         for row, ranges in enumerate(self._ranges(first_index, count, ordered)):
             at = 0
@@ -251,9 +251,9 @@ class PackedDataset:
             samples = samples_at(first_index, count, size=self.num_samples, seed=self.seed)
         packing, length, token_begin = self.packing, self.sequence_length, self.source.token_begin
         for sample in samples.tolist():
-            pieces = slice(*packing.sample_begins[sample : sample + 2].tolist())
+            here = slice(*packing.sample_begins[sample : sample + 2].tolist())
             ranges = []
-            documents, numbers = packing.documents[pieces].tolist(), packing.numbers[pieces].tolist()
+            documents, numbers = packing.documents[here].tolist(), packing.numbers[here].tolist()
             for document, number in zip(documents, numbers, strict=True):
                 document += self.first_document
                 begin = token_begin(document) + number * length

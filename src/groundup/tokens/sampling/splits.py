@@ -14,17 +14,16 @@ from groundup.tokens.dataset.open import open_shards, open_source, shards_by_spl
 from groundup.tokens.dataset.token_source import TokenRange, TokenSource
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
-from groundup.tokens.sampling.dataset import Samples, TokenDataset
-from groundup.tokens.sampling.feasibility import SPLITS, samples_in, split_ranges, tokens_in
-from groundup.tokens.sampling.mixture import BlendedDataset
-from groundup.tokens.sampling.mixture_feasibility import BlendPlan, SourcePlan, find_mend
+from groundup.tokens.sampling.dataset import Samples, TokenDataset, samples_in, tokens_in
+from groundup.tokens.sampling.feasibility import SPLITS, MixturePlan, SourcePlan, find_mend, split_ranges
+from groundup.tokens.sampling.mixture import MixtureDataset
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class SourceSplit:
     """What one source gives to one split.
 
     Attributes:
@@ -75,20 +74,20 @@ class Splits:
     """The samples of a run; None for a split without a single whole sample.
 
     Attributes:
-        parts: For each split, what each source gives to it.
+        source_splits: For each split, what each source gives to it.
     """
 
     config: DataConfig
     train: Samples | None
     validation: Samples | None
     test: Samples | None
-    parts: dict[str, tuple[Part, ...]]
+    source_splits: dict[str, tuple[SourceSplit, ...]]
 
     @property
     def fingerprint(self) -> str:
         """Changes when the training tokens, or the share of a source of them, do."""
-        described = [[part.source.fingerprint, part.documents, part.weight] for part in self.parts["train"]]
-        return fingerprint(described)
+        train = self.source_splits["train"]
+        return fingerprint([[given.source.fingerprint, given.documents, given.weight] for given in train])
 
 
 def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Splits:
@@ -104,7 +103,7 @@ def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Split
         ConfigError: A split string is malformed.
     """
     training = {key: (source, _open(config, source.path)) for key, source in config.training.items()}
-    parts: dict[str, tuple[Part, ...]] = {}
+    source_splits: dict[str, tuple[SourceSplit, ...]] = {}
     for name in SPLITS:
         own: Mapping[str, SourceConfig] = {} if name == "train" else getattr(config, name)
         opened = training
@@ -113,12 +112,16 @@ def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Split
                 f"data.{name}.{key}": (source, _open(config, source.path)) for key, source in own.items()
             }
         megatron = num_samples if name == "train" and config.order == "megatron" else 0
-        parts[name] = tuple(
-            _part(config, key, settings, sources, name, seed, megatron)
+        source_splits[name] = tuple(
+            _source_split(config, key, settings, sources, name, seed, megatron)
             for key, (settings, sources) in opened.items()
             if sources.get(name) or "all" in sources or own
         )
-    return Splits(config=config, parts=parts, **{name: _joined(name, parts[name]) for name in SPLITS})
+    return Splits(
+        config=config,
+        source_splits=source_splits,
+        **{name: _joined(name, source_splits[name]) for name in SPLITS},
+    )
 
 
 def split_of(config: DataConfig, source: SourceConfig) -> str:
@@ -153,7 +156,7 @@ def _with_documents(config: DataConfig, source: TokenSource) -> TokenSource:
     return source
 
 
-def _part(
+def _source_split(
     config: DataConfig,
     key: str,
     settings: SourceConfig,
@@ -161,7 +164,7 @@ def _part(
     name: str,
     seed: int,
     megatron_samples: int,
-) -> Part:
+) -> SourceSplit:
     own = key not in config.training
     source = sources.get("all") or sources.get(name) or sources["train"]
     documents = None
@@ -170,7 +173,7 @@ def _part(
     samples = None
     if settings.weight != 0:
         samples = _samples(config, source, documents, f"{source.name} ({name})", seed, megatron_samples)
-    return Part(key=key, config=settings, source=source, documents=documents, samples=samples)
+    return SourceSplit(key=key, config=settings, source=source, documents=documents, samples=samples)
 
 
 def _samples(
@@ -190,28 +193,23 @@ def _samples(
     num_tokens = len(source.tokens) if documents is None else tokens_in(source, documents)
     if not samples_in(num_tokens, config.sequence_length):
         return None
+    length = config.sequence_length
     return TokenDataset(
-        source,
-        documents,
-        sequence_length=config.sequence_length,
-        seed=seed,
-        name=name,
-        megatron_samples=megatron_samples,
+        source, documents, sequence_length=length, seed=seed, name=name, megatron_samples=megatron_samples
     )
 
 
-def _joined(name: str, parts: Sequence[Part]) -> Samples | None:
+def _joined(name: str, source_splits: Sequence[SourceSplit]) -> Samples | None:
     """The samples of a split, of one source or several."""
-    taken = [part for part in parts if part.samples]
-    for part in parts:
-        if taken and not part.samples and part.config.weight != 0:
-            logger.warning(
-                "%s gives no %s sample (%d tokens): left out there", part.source.name, name, part.num_tokens
-            )
+    taken = [given for given in source_splits if given.samples]
+    for given in source_splits:
+        if taken and not given.samples and given.config.weight != 0:
+            facts = (given.source.name, name, given.num_tokens)
+            logger.warning("%s gives no %s sample (%d tokens): left out there", *facts)
     if len(taken) <= 1:
         return taken[0].samples if taken else None
-    samples = [part.samples for part in taken if part.samples]
-    return BlendedDataset(samples, [part.weight for part in taken], name=f"blend ({name})")
+    samples = [given.samples for given in taken if given.samples]
+    return MixtureDataset(samples, [given.weight for given in taken], name=f"mixture ({name})")
 
 
 def require_plan(
@@ -226,20 +224,23 @@ def require_plan(
 
     Args:
         splits: The opened data.
-        num_steps: Training steps.
+        num_steps: Of training.
         batch_sizes: Samples of each step.
         validation: Whether the validation split must hold a sample.
         test: Whether the test split must.
 
     Raises:
-        DataError: A needed split is empty or smaller than one sample, or the steps take more than
-            ``max_epochs``; with the smallest changes that mend it.
+        DataError: A needed split has no sample, or the steps take more than ``max_epochs``; with the
+            smallest changes that resolve it.
     """
     wanted = (True, validation, test)
-    plans = {name: tuple(_source_plan(splits.config, part) for part in splits.parts[name]) for name in SPLITS}
+    plans = {
+        name: tuple(_source_plan(splits.config, given) for given in splits.source_splits[name])
+        for name in SPLITS
+    }
     named = not all(plan.split for plan in plans["train"])  # the files' names tell their split
     problem = find_mend(
-        BlendPlan(
+        MixturePlan(
             sources=plans["train"],
             validation=plans["validation"] if named or splits.config.validation else None,
             test=plans["test"] if named or splits.config.test else None,
@@ -255,21 +256,21 @@ def require_plan(
     fix = f"Set {', or '.join(ways)}." if ways else "Add more text: at least a few documents."
     raise DataError(
         problem.what,
-        where=", ".join(part.source.name for part in splits.parts["train"]),
+        where=", ".join(given.source.name for given in splits.source_splits["train"]),
         fix=fix if problem.enough else f"{fix} Then plan again: that alone is not enough.",
     )
 
 
-def _source_plan(config: DataConfig, part: Part) -> SourcePlan:
-    weight = None if part.config.weight == "proportional" else part.config.weight
-    packed = config.packing == "best_fit" and part.samples is not None
+def _source_plan(config: DataConfig, given: SourceSplit) -> SourcePlan:
+    weight = None if given.config.weight == "proportional" else given.config.weight
+    packed = config.packing == "best_fit" and given.samples is not None
     return SourcePlan(
-        key=part.key,
-        source=part.source,
-        split=split_of(config, part.config) if part.documents is not None else "",
+        key=given.key,
+        source=given.source,
+        split=split_of(config, given.config) if given.documents is not None else "",
         weight=weight,
-        max_epochs=part.config.max_epochs,
-        packed_samples=part.samples.num_samples if packed and part.samples else 0,
+        max_epochs=given.config.max_epochs,
+        packed_samples=given.samples.num_samples if packed and given.samples else 0,
     )
 
 

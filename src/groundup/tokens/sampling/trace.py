@@ -3,16 +3,16 @@
 import dataclasses
 from collections.abc import Iterator
 
-from groundup.tokens.dataset.document_sources import Origin, Origins, origins_path
+from groundup.tokens.dataset.document_sources import DocumentSource, DocumentSources, document_sources_path
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
-from groundup.tokens.dataset.indexed_shards import IndexedParts
+from groundup.tokens.dataset.indexed_shards import IndexedShards
 from groundup.tokens.dataset.token_source import TokenSource
 from groundup.tokens.sampling.dataset import Samples
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
+class DocumentRange:
     """The part of a document that lies in a sample.
 
     Attributes:
@@ -22,7 +22,7 @@ class Piece:
         end: Behind its last token here.
         length: Tokens of the whole document.
         ids: Its tokens here.
-        origin: Where the document came from; None when that is not recorded.
+        came_from: Where the document came from; None when that is not recorded.
     """
 
     source: TokenSource
@@ -31,10 +31,10 @@ class Piece:
     end: int
     length: int
     ids: list[int]
-    origin: Origin | None
+    came_from: DocumentSource | None
 
 
-def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list[Piece]:
+def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list[DocumentRange]:
     """The documents of one sample, in their order in it.
 
     Args:
@@ -43,16 +43,16 @@ def trace_sample(samples: Samples, index: int, *, ordered: bool = False) -> list
         ordered: Count in file order instead.
 
     Raises:
-        DataError: The file of origins is damaged.
+        DataError: The file of document sources is damaged.
     """
     return [
-        piece
+        document_range
         for span in samples.spans(index, ordered=ordered)
-        for piece in _pieces(span.source, span.begin, span.end)
+        for document_range in _ranges(span.source, span.begin, span.end)
     ]
 
 
-def trace_document(source: TokenSource, document: int) -> Piece:
+def trace_document(source: TokenSource, document: int) -> DocumentRange:
     """One whole document.
 
     Raises:
@@ -61,38 +61,38 @@ def trace_document(source: TokenSource, document: int) -> Piece:
     if not 0 <= document < source.num_documents:
         raise IndexError(f"document {document} of {source.num_documents}")
     begin, end = source.token_begin(document), source.token_begin(document + 1)
-    return next(_pieces(source, begin, end))
+    return next(_ranges(source, begin, end))
 
 
-def _pieces(source: TokenSource, begin: int, end: int) -> Iterator[Piece]:
+def _ranges(source: TokenSource, begin: int, end: int) -> Iterator[DocumentRange]:
     """The documents among the tokens [begin, end) of a source."""
     first, last = source.documents_at([begin, end - 1]).tolist()
     for document in range(first, last + 1):
         document_begin, document_end = source.token_begin(document), source.token_begin(document + 1)
         here_begin, here_end = max(begin, document_begin), min(end, document_end)
         if here_begin < here_end:
-            yield Piece(
+            yield DocumentRange(
                 source=source,
                 document=document,
                 begin=here_begin - document_begin,
                 end=here_end - document_begin,
                 length=document_end - document_begin,
                 ids=source.tokens[here_begin:here_end].tolist(),
-                origin=origin_of(source, document),
+                came_from=document_source(source, document),
             )
 
 
-def origin_of(source: TokenSource, document: int) -> Origin | None:
+def document_source(source: TokenSource, document: int) -> DocumentSource | None:
     """Where a document came from; None when that is not recorded (Megatron-LM records nothing)."""
     match source:
-        case IndexedDataset() if origins_path(source.prefix).is_file():
-            return Origins(source.prefix).origin(document)
-        case IndexedParts():
+        case IndexedDataset() if document_sources_path(source.prefix).is_file():
+            return DocumentSources(source.prefix)[document]
+        case IndexedShards():
             prefix, inside = source.local_shard_of(document)
-            return Origins(prefix).origin(inside) if origins_path(prefix).is_file() else None
+            return DocumentSources(prefix)[inside] if document_sources_path(prefix).is_file() else None
         case FlatShards():
             begin = source.token_begin(document)
-            number = int(source.tokens.parts_at([begin])[0])
+            number = int(source.tokens.shards_at([begin])[0])
             inside = begin - source.tokens.begins[number]
-            return Origin(source=f"{source.shards[number].path}, token {inside:,}", line=0, url="")
+            return DocumentSource(source=f"{source.shards[number].path}, token {inside:,}", line=0, url="")
     return None

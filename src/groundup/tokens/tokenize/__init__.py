@@ -11,12 +11,12 @@ import errno
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from groundup.core.errors import ConfigError, MachineError
 from groundup.core.executor.local import number_of_workers
 from groundup.core.executor.tasks import RayRunner, pending, share_of_rank
 from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.tokens.dataset.dataset_manifest import TokensCounts
 from groundup.tokens.tokenize.parts import PART_BYTES
 from groundup.tokens.tokenize.steps import Build
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -27,14 +27,14 @@ class TokensReport:
     """What a build wrote.
 
     Attributes:
-        prefixes: For each key, the prefix of its ``.bin``, ``.idx``, ``.origins`` and manifest.
+        prefixes: For each key, the prefix of its ``.bin``, ``.idx``, ``.sources.npz`` and manifest.
         counts: For each key, its manifest's counts.
         reused: Whether an earlier build was found complete.
         seconds: Taken.
     """
 
     prefixes: dict[str, Path]
-    counts: dict[str, dict[str, Any]]
+    counts: dict[str, TokensCounts]
     reused: bool
     seconds: float
 
@@ -66,7 +66,7 @@ def build_tokens(
     ray: RayRunner | None = None,
     part_bytes: int = PART_BYTES,
 ) -> TokensReport:
-    """Writes ``{prefix}_{key}_document.bin``, ``.idx``, ``.origins``, ``.json`` and ``{prefix}_tokenizer/``.
+    """Writes ``{prefix}_{key}_document.{bin,idx,sources.npz,json}`` and ``{prefix}_tokenizer/``.
 
     With the same settings and unchanged inputs it finds its work done and returns at once; what a killed
     run, or the ranks of ``build_rank``, have finished is taken up from ``{prefix}_parts/``.

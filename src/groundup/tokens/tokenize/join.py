@@ -1,4 +1,4 @@
-"""Joining the pieces of a build's parts into ``.bin``, ``.idx`` and ``.origins``."""
+"""Joining the pieces of a build's parts into ``.bin``, ``.idx`` and ``.sources.npz``."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import orjson
 from groundup.core.concatenate import append_range
 from groundup.core.files import atomic_write, fsync_dir, require_free_space
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-from groundup.tokens.dataset.document_sources import join_origins, origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.indexed_writer import write_index
 from groundup.tokens.tokenize.part_files import PieceNames
@@ -22,7 +22,7 @@ from groundup.tokens.tokenize.parts import Part
 COMMAND = "groundup tokens build"
 """Has the flags for bad records."""
 _INDEX_BYTES = 20  # of a sequence in .idx
-_ORIGIN_BYTES = 16
+_SOURCE_BYTES = 16
 
 
 class FinishedParts:
@@ -93,20 +93,20 @@ class FinishedParts:
         size = 0
         for key in range(len(prefixes)):
             counts = self.counts(key)
-            size += counts["documents"] * (_INDEX_BYTES + _ORIGIN_BYTES * (len(self._parts) > 1))
+            size += counts["documents"] * (_INDEX_BYTES + _SOURCE_BYTES * (len(self._parts) > 1))
             size += counts["tokens"] * np.dtype(dtype).itemsize * (len(self._parts) > 1)
         require_free_space(prefixes[0].parent, size, "joining the parts")
 
     def write(self, key: int, prefix: Path, dtype: npt.DTypeLike) -> None:
         """Writes a key's files. Each appears whole; the index is the last, and none is there before."""
-        ends = (bin_path(prefix), origins_path(prefix), idx_path(prefix))
-        with _temporary(ends[0]) as tokens, _temporary(ends[1]) as origins, _temporary(ends[2]) as index:
+        ends = (bin_path(prefix), document_sources_path(prefix), idx_path(prefix))
+        with _temporary(ends[0]) as tokens, _temporary(ends[1]) as sources, _temporary(ends[2]) as index:
             self._place_tokens(key, tokens)
-            self._place_origins(key, origins)
+            self._place_sources(key, sources)
             lengths = [self._folder / names.lengths[key] for names in self._names]
             write_index(index, np.dtype(dtype), lengths)
             ends[2].unlink(missing_ok=True)  # never an old index beside new tokens
-            for temporary, end in zip((tokens, origins, index), ends, strict=True):
+            for temporary, end in zip((tokens, sources, index), ends, strict=True):
                 temporary.replace(end)
         fsync_dir(prefix.parent)
 
@@ -119,11 +119,11 @@ class FinishedParts:
                 append_range(file, piece)
             os.fsync(file.fileno())
 
-    def _place_origins(self, key: int, path: Path) -> None:
-        pieces = [self._folder / names.origins[key] for names in self._names]
+    def _place_sources(self, key: int, path: Path) -> None:
+        pieces = [self._folder / names.sources[key] for names in self._names]
         if len(pieces) == 1 and _linked(pieces[0], path):
             return
-        join_origins(list(zip(pieces, self._shifts, strict=True)), path)
+        join_document_sources(list(zip(pieces, self._shifts, strict=True)), path)
 
 
 def shifted(where: str, shift: int) -> str:

@@ -1,4 +1,4 @@
-"""What one part of a build leaves on disk: tokens, lengths and origins of each key, bad records, counts."""
+"""The files of one part of a build: tokens, lengths and document sources of each key, and bad records."""
 
 import collections
 import contextlib
@@ -15,7 +15,7 @@ from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Done
 from groundup.corpus.bad_records import DAMAGED_FILE, SHOWN_OFFENDERS, quarantine_line
 from groundup.corpus.sources import printable
-from groundup.tokens.dataset.document_sources import OriginsWriter
+from groundup.tokens.dataset.document_sources import DocumentSourcesWriter
 from groundup.tokens.tokenize.parts import Part
 from groundup.tokens.tokenize.tokenize_batch import Batch, TokenizedBatch
 
@@ -29,13 +29,13 @@ class PieceNames:
     Attributes:
         tokens: Of each key: ids of a ``.bin``.
         lengths: Of each key: int32 of each sequence.
-        origins: Of each key.
+        sources: Document sources of each key.
         quarantine: The bad records.
     """
 
     tokens: tuple[str, ...]
     lengths: tuple[str, ...]
-    origins: tuple[str, ...]
+    sources: tuple[str, ...]
     quarantine: str
 
     @classmethod
@@ -45,7 +45,7 @@ class PieceNames:
         def names(ending: str) -> tuple[str, ...]:
             return tuple(f"{part.name}.{number}.{ending}" for number in range(len(keys)))
 
-        return cls(names("bin"), names("lengths"), names("origins"), f"{part.name}.quarantine")
+        return cls(names("bin"), names("lengths"), names("sources.npz"), f"{part.name}.quarantine")
 
 
 class PartWriter:
@@ -76,8 +76,9 @@ class PartWriter:
         with contextlib.ExitStack() as stack:
             self._tokens = [self._open(name, stack) for name in self._names.tokens]
             self._lengths = [self._open(name, stack) for name in self._names.lengths]
-            self._origins = [
-                stack.enter_context(OriginsWriter(self._folder / name)) for name in self._names.origins
+            self._sources_of_key = [
+                stack.enter_context(DocumentSourcesWriter(self._folder / name))
+                for name in self._names.sources
             ]
             self._quarantine = self._open(self._names.quarantine, stack) if self._keeps_bad else None
             self._stack = stack.pop_all()
@@ -100,7 +101,7 @@ class PartWriter:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).replace(self._folder / name)
-        self.done = Done(files=[*names, *self._names.origins], result=self._result())
+        self.done = Done(files=[*names, *self._names.sources], result=self._result())
 
     def add(self, batch: Batch, result: TokenizedBatch) -> list[tuple[str, str, str]]:
         """Appends a batch; returns where, reason and detail of its bad records.
@@ -111,7 +112,7 @@ class PartWriter:
         for number, key in enumerate(result.keys):
             self._tokens[number].write(key.tokens.data)
             self._lengths[number].write(key.lengths.astype("<i4", copy=False).data)
-            self._add_origins(number, batch, result, first_lines)
+            self._add_sources(number, batch, result, first_lines)
             counts = self._counts[number]
             counts["documents"] += len(key.lengths)
             counts["tokens"] += len(key.tokens)
@@ -147,7 +148,7 @@ class PartWriter:
             self._lines += lines
         return before
 
-    def _add_origins(
+    def _add_sources(
         self, number: int, batch: Batch, result: TokenizedBatch, first_lines: Sequence[int]
     ) -> None:
         key = result.keys[number]
@@ -162,7 +163,7 @@ class PartWriter:
                 urls = key.urls[url_begin:url_end]
                 url_begin = url_end
             # 0 stands for a whole file, which has no lines before it.
-            self._origins[number].add(
+            self._sources_of_key[number].add(
                 self._sources[block.number], np.where(lines, lines + first, 0), url_lengths, urls
             )
             begin += count

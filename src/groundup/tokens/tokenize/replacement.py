@@ -5,8 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError
-from groundup.core.manifest import Manifest
-from groundup.tokens.dataset.dataset_manifest import manifest_path, warn_of_replacement
+from groundup.core.manifest import read_manifest
+from groundup.tokens.dataset.dataset_manifest import (
+    TokensManifest,
+    find_manifest,
+    manifest_path,
+    warn_of_replacement,
+)
 from groundup.tokens.dataset.indexed import idx_path
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -26,8 +31,7 @@ def require_replaceable(
     Raises:
         ConfigError: The dataset there was not built here.
     """
-    if manifest_path(prefix).is_file():
-        before = Manifest.read(manifest_path(prefix), "tokens")
+    if before := find_manifest(prefix):
         warn_of_replacement(prefix, _difference(before, fingerprint, made_from))
     elif idx_path(prefix).is_file() and not is_begun:
         raise ConfigError(
@@ -54,8 +58,8 @@ def require_own_tokenizer(
     for path in prefix.parent.glob(f"{glob.escape(prefix.name)}_*_document.json"):
         if path in map(manifest_path, written):
             continue
-        recorded = Manifest.read(path, "tokens").about["tokenizer"]
-        if recorded["folder"] == tokenizer_dir.name and recorded["fingerprint"] != tokenizer.fingerprint:
+        recorded = read_manifest(path, TokensManifest).about.tokenizer
+        if recorded.folder == tokenizer_dir.name and recorded.fingerprint != tokenizer.fingerprint:
             raise ConfigError(
                 f"it would be replaced by another tokenizer, and {path.with_suffix('')} was built with it",
                 where=tokenizer_dir,
@@ -63,12 +67,12 @@ def require_own_tokenizer(
             )
 
 
-def _difference(before: Manifest, fingerprint: str, made_from: Mapping[str, str]) -> str:
+def _difference(before: TokensManifest, fingerprint: str, made_from: Mapping[str, str]) -> str:
     """What is different about the dataset that is there."""
     if before.fingerprint == fingerprint:
         return "it is not whole"
     if before.inputs.get("sources") != made_from["sources"]:
         return "it was made from other files, or they were changed since"
-    if before.inputs["tokenizer"] != made_from["tokenizer"]:
+    if before.inputs.get("tokenizer") != made_from["tokenizer"]:
         return "it was made with another tokenizer"
     return "it was made with other settings"

@@ -4,34 +4,35 @@ import contextlib
 import errno
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.executor.tasks import Markers, RayRunner, Task, pending
 from groundup.core.files import require_free_space
 from groundup.core.lock import locked
 from groundup.core.log import logger
-from groundup.core.manifest import Manifest, describe_files, fingerprint
+from groundup.core.manifest import describe_files, fingerprint, write_manifest
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
 from groundup.tokens.dataset.dataset_manifest import (
+    TokensAbout,
+    TokensCounts,
+    TokensManifest,
     complete_manifest,
     describe_tokenizer,
     manifest_path,
 )
-from groundup.tokens.dataset.document_sources import origins_path
+from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import bin_path, idx_path, token_dtype
 from groundup.tokens.tokenize.join import COMMAND, FinishedParts
 from groundup.tokens.tokenize.part_build import BuildPart
-from groundup.tokens.tokenize.part_files import COUNTS
 from groundup.tokens.tokenize.parts import Part, cut_into_parts
 from groundup.tokens.tokenize.replacement import require_own_tokenizer, require_replaceable
 from groundup.tokens.tokenize.schedule import do_parts
 from groundup.tokens.tokenize.tokenize_batch import BatchTokenizer
 from groundup.tokens.tokenizer.base import Tokenizer
 
-_PIECES_VERSION = 1
+_PIECES_VERSION = 2
 _BYTES_PER_TOKEN = 4  # of text, about
 _UNPACKED = 2  # bytes of text in one of a compressed file, at least
 
@@ -74,13 +75,11 @@ class Build:
         self.markers = Markers(self.parts_dir)
         self.tasks: list[Task[Part]] = []
 
-    def finished(self) -> dict[str, dict[str, Any]] | None:
+    def finished(self) -> dict[str, TokensCounts] | None:
         """The counts of each key where an earlier build of the same is complete."""
         there = {key: complete_manifest(self.prefixes[key]) for key in self.keys}
         if any(
-            manifest is None
-            or manifest.fingerprint != self.prints[key]
-            or not set(COUNTS) <= set(manifest.counts)
+            manifest is None or manifest.fingerprint != self.prints[key] or manifest.counts.text_bytes is None
             for key, manifest in there.items()
         ):
             return None
@@ -88,8 +87,8 @@ class Build:
             with self.locked(shared=False):
                 self._remove_parts()
         counts = {key: manifest.counts for key, manifest in there.items() if manifest}
-        bad = counts[self.keys[0]].get("bad_records", {})  # a record is bad for all keys
-        if bad.get("bad"):
+        bad = counts[self.keys[0]].bad_records  # a record is bad for all keys
+        if bad and bad.bad:
             logger.warning("%s", summary_of(bad, self._quarantine if self._keeps_bad else None))
         return counts
 
@@ -177,7 +176,7 @@ class Build:
         work = BuildPart(tokenize, self.parts_dir, self._keeps_bad)
         do_parts(tasks, work, self.markers, policy=self.policy, num_workers=num_workers, ray=ray)
 
-    def join(self) -> dict[str, dict[str, Any]]:
+    def join(self) -> dict[str, TokensCounts]:
         """Joins the parts, all done; returns the counts of each key."""
         results = [self.markers.result(task) for task in self.tasks]
         done = [result for result in results if result is not None]
@@ -199,10 +198,10 @@ class Build:
         self.tokenizer.save(self._tokenizer_dir)
         for path in self.prefixes.values():
             manifest_path(path).unlink(missing_ok=True)  # never an old manifest beside new files
-        described: dict[str, dict[str, Any]] = {}
+        described: dict[str, TokensCounts] = {}
         for number, (key, path) in enumerate(self.prefixes.items()):
             finished.write(number, path, self.dtype)
-            described[key] = {**counts[key], "bad_records": bad.counts()}
+            described[key] = TokensCounts(**counts[key], bad_records=bad.counts())
             logger.info(
                 "%s: %s documents, %s tokens",
                 key,
@@ -241,23 +240,22 @@ class Build:
                     fix="Check the sources and --key.",
                 )
 
-    def _describe(self, key: str, counts: dict[str, Any]) -> None:
+    def _describe(self, key: str, counts: TokensCounts) -> None:
         path = self.prefixes[key]
-        names = [bin_path(path).name, idx_path(path).name, origins_path(path).name]
-        Manifest(
-            kind="tokens",
+        names = [bin_path(path).name, idx_path(path).name, document_sources_path(path).name]
+        manifest = TokensManifest(
             fingerprint=self.prints[key],
             inputs=self.made_from,
             counts=counts,
             files=describe_files(path.parent, names),
-            about={
-                "key": key,
-                "append_end_of_document": self.append,
-                "dtype": str(self.dtype),
-                "origins": origins_path(path).name,
-                "tokenizer": describe_tokenizer(self.tokenizer, self._tokenizer_dir.name),
-            },
-        ).write(manifest_path(path))
+            about=TokensAbout(
+                tokenizer=describe_tokenizer(self.tokenizer, self._tokenizer_dir.name),
+                dtype=str(self.dtype),
+                key=key,
+                append_end_of_document=self.append,
+            ),
+        )
+        write_manifest(manifest_path(path), manifest)
 
     def _remove_parts(self) -> None:
         """Removes the pieces; a file in the folder that is not of a build stays, and the folder with it."""

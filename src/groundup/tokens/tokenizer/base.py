@@ -1,11 +1,30 @@
 """What a tokenizer is."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from groundup import __version__
+from groundup.core.config_class import config
+from groundup.core.manifest import FileRecord
+
+
+@config
+class TokenizerManifest:
+    """What a folder's tokenizer was trained on; fields as of every manifest, of which most stay empty."""
+
+    kind: Literal["tokenizer"] = "tokenizer"
+    fingerprint: str
+    inputs: dict[str, str]
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord] = dataclasses.field(default_factory=dict)
+    about: dict[str, str] = dataclasses.field(default_factory=dict)
+    format_version: Literal[1] = 1
+    groundup_version: str = __version__
 
 
 class Tokenizer(Protocol):
@@ -37,10 +56,6 @@ class Tokenizer(Protocol):
 
     def encode_array(self, text: str) -> npt.NDArray[np.uint32]:
         """The ids of a text as uint32 [num_tokens]."""
-        ...
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

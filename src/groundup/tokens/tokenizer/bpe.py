@@ -1,7 +1,7 @@
 """Byte-level byte-pair encoding, as in GPT-2: text -> pieces by a pattern -> bytes -> merges.
 
 Encoding runs in ``tiktoken``, which joins two neighbours when their *joined bytes* have a rank;
-the definition (GPT-2's encoder, Hugging Face) joins them when the *pair* has one. ``merges.py``
+the definition (GPT-2's encoder, Hugging Face) joins them when the *pair* has one. ``bpe_merges.py``
 proves for a vocabulary that both give the same ids.
 """
 
@@ -136,7 +136,7 @@ class ByteLevelBpe:
     def fingerprint(self) -> str:
         """Hash of pattern, tokens in the order in which they join, ids, and special tokens.
 
-        The order stands for the merges, which follow from it (``merges.py``).
+        The order stands for the merges, which follow from it (``bpe_merges.py``).
         """
         rest = sorted(self.vocab.keys() - set(self.ranked)) if len(self.vocab) > len(self.ranked) else []
         ids = np.array(list(map(self.vocab.__getitem__, (*self.ranked, *rest))), dtype="<u4").tobytes().hex()
@@ -147,7 +147,7 @@ class ByteLevelTokenizer:
     """A ``Tokenizer`` on ``tiktoken``.
 
     Args:
-        bpe: A vocabulary whose merges are those that ``merges.py`` finds by their order as ranks.
+        bpe: A vocabulary whose merges are those that ``bpe_merges.py`` finds by their order as ranks.
         end_of_document: One of its special tokens.
         document: The ``tokenizer.json`` it came from, kept for ``save``.
         settings: The ``tokenizer_config.json`` it came from, kept for ``save``.
@@ -220,10 +220,6 @@ class ByteLevelTokenizer:
         except UnicodeEncodeError:  # lone surrogates become U+FFFD, as in ``encode``
             return np.array(self.encode(text), dtype=np.uint32)
         return self._ids[ranks]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""

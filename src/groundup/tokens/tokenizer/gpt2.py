@@ -1,14 +1,19 @@
-"""GPT-2's two files when only the name ``gpt2`` is given: found on this machine, or fetched once."""
+"""GPT-2's two files: found on this machine or fetched once, read, with the tokens added beside them."""
 
+import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from groundup.core.errors import MachineError
-from groundup.core.files import atomic_write, user_cache_dir
+import orjson
+
+from groundup.core.errors import DataError, MachineError
+from groundup.core.files import atomic_write, read_json, user_cache_dir
 from groundup.core.log import logger
-from groundup.tokens.tokenizer.gpt2_files import NAMES
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, byte_characters
 
 VOCAB_SHA256 = "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"
 MERGES_SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
@@ -125,3 +130,162 @@ def _hub_snapshots() -> list[Path]:
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
     names = ("models--openai-community--gpt2", "models--gpt2")
     return sorted(path for name in names for path in hub.glob(f"{name}/snapshots/*"))
+
+
+NAMES = (
+    ("vocab.json", "merges.txt"),
+    ("gpt2-vocab.json", "gpt2-merges.txt"),
+    ("encoder.json", "vocab.bpe"),
+)
+"""The names under which the two files are passed on: Hugging Face's, Megatron-LM's and OpenAI's."""
+_PAIRS = re.compile(r"(?:[^ \n\r]++ [^ \n\r]++\n)*+")
+
+
+def read_gpt2_files(vocab_file: Path, merge_file: Path) -> ByteLevelBpe:
+    """Reads the two files; entries that are neither a byte nor made by a merge are special tokens.
+
+    Raises:
+        DataError: A file is missing or malformed, or the two do not belong together.
+    """
+    entries: Any
+    try:
+        entries = orjson.loads(vocab_file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        entries = read_json(vocab_file)  # says what is wrong, and on which line
+    if not isinstance(entries, dict) or set(map(type, entries.values())) != {int}:
+        raise DataError("is not a vocabulary: a JSON object of token: id", where=vocab_file)
+    if len(set(entries.values())) != len(entries):
+        raise DataError("gives one id to two tokens", where=vocab_file)
+    merges = _read_merges(merge_file)
+    try:
+        vocab = {token: entries[token] for token in (*byte_characters(), *map("".join, merges))}
+    except KeyError as error:
+        raise DataError(
+            f"has no token {error.args[0]!r}, which {merge_file.name} needs",
+            where=vocab_file,
+            fix="Give the two files of the same tokenizer.",
+        ) from None
+    specials = {token: entries[token] for token in entries.keys() - vocab.keys()}
+    return ByteLevelBpe(vocab=vocab, merges=merges, specials=specials)
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot be read ({error})", where=path, fix="Check the path.") from None
+    head, _, body = text.partition("\n")
+    if head.startswith("#version") and _PAIRS.fullmatch(body):
+        words = iter(body.replace("\n", " ").split(" "))
+        return list(zip(words, words, strict=False))  # the last word is what follows the last line: nothing
+    merges = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        left, space, right = line.rstrip("\r").partition(" ")
+        if not space or not left or not right or " " in right:
+            raise DataError(f"{line!r} is not a pair of tokens", where=f"{path}:{number}")
+        merges.append((left, right))
+    return merges
+
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AddedToken:
+    """One token beside a vocabulary.
+
+    Attributes:
+        content: Its text.
+        id: Its id.
+        special: Whether it stands for no text; any other is matched in ordinary text.
+        flags: How it is matched, as a ``tokenizer.json`` has it.
+    """
+
+    content: str
+    id: int
+    special: bool
+    flags: Mapping[str, bool]
+
+
+def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[AddedToken]:
+    """The tokens that a folder adds to its vocabulary, each once.
+
+    Args:
+        folder: With ``added_tokens.json``, perhaps.
+        settings: Its ``tokenizer_config.json``, which knows more of them and wins.
+
+    Raises:
+        DataError: They are no tokens with ids.
+    """
+    path = folder / "added_tokens.json"
+    decoder: Any = settings.get("added_tokens_decoder") or {}
+    named: Any = read_json(path) if path.is_file() else {}
+    where = path
+    try:
+        found = {token: _plain(token, number) for token, number in named.items()}
+        where = folder / "tokenizer_config.json"
+        found |= {entry["content"]: _described(number, entry) for number, entry in decoder.items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise DataError("its added tokens are not tokens with ids", where=where) from None
+    return list(found.values())
+
+
+def with_added(bpe: ByteLevelBpe, added: list[AddedToken], where: Path) -> ByteLevelBpe:
+    """The tokenizer with the tokens that stand for no text among its special ones.
+
+    Raises:
+        DataError: A token's id is another's, or the token has another id in the vocabulary.
+    """
+    tokens = {**bpe.vocab, **bpe.specials}
+    owners = {number: token for token, number in tokens.items()}
+    for token in added:
+        owner, known = owners.get(token.id, token.content), tokens.get(token.content, token.id)
+        if owner != token.content or known != token.id:
+            why = (
+                f"which is that of {owner!r}"
+                if owner != token.content
+                else f"in the vocabulary it is {known}"
+            )
+            raise DataError(
+                f"the added token {token.content!r} has the id {token.id}, {why}",
+                where=where,
+                fix="Put the files of one tokenizer into the folder.",
+            )
+    new = {token.content: token.id for token in added if token.special and token.content not in bpe.vocab}
+    return dataclasses.replace(bpe, specials={**bpe.specials, **new})
+
+
+def document_with(bpe: ByteLevelBpe, added: list[AddedToken]) -> dict[str, Any] | None:
+    """The ``tokenizer.json`` where some are matched in ordinary text; None where none is."""
+    matched = [token for token in added if not token.special and token.content not in bpe.vocab]
+    if not matched:
+        return None
+    document = bpe.document()
+    document["added_tokens"] += [
+        {"id": token.id, "content": token.content, **token.flags, "special": False} for token in matched
+    ]
+    document["added_tokens"].sort(key=lambda token: token["id"])
+    document["model"]["vocab"] |= {token.content: token.id for token in matched}  # else they get other ids
+    return document
+
+
+def _plain(token: str, number: Any) -> AddedToken:
+    return AddedToken(content=token, id=_id(number), special=True, flags=dict.fromkeys(_FLAGS, False))
+
+
+def _described(number: str, entry: Mapping[str, Any]) -> AddedToken:
+    flags = {flag: bool(entry.get(flag, False)) for flag in _FLAGS}
+    return AddedToken(
+        content=str(entry["content"]),
+        id=_id(int(number)),
+        special=bool(entry.get("special", True)),
+        flags=flags,
+    )
+
+
+def _id(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(number)
+    return number

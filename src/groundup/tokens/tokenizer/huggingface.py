@@ -166,11 +166,6 @@ class HuggingFaceTokenizer:
         """The ids of a text as uint32 [num_tokens]."""
         return np.array(self.encode(text), dtype=np.uint32)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text."""
-        encodings = self._tokenizer.encode_batch_fast(list(map(whole_text, texts)), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids; special tokens by their names, invalid UTF-8 as U+FFFD."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
@@ -193,3 +188,13 @@ class HuggingFaceTokenizer:
     def save(self, folder: Path) -> None:
         """Writes ``tokenizer.json`` and ``tokenizer_config.json``."""
         write_tokenizer(folder, self._document, self._settings, self._end_of_document)
+
+
+def bos_ids(folder: Path) -> tuple[int, ...]:
+    """The ids that a folder's ``tokenizer.json`` puts before each text, read off the empty text."""
+    import tokenizers
+
+    path = folder / "tokenizer.json"
+    if not path.is_file() or not json.loads(path.read_bytes()).get("post_processor"):
+        return ()
+    return tuple(tokenizers.Tokenizer.from_file(str(path)).encode("").ids)

@@ -8,12 +8,19 @@ from typing import Any
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.core.log import logger
-from groundup.tokens.tokenizer.added_tokens import document_with, read_added_tokens, with_added
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
 from groundup.tokens.tokenizer.bpe_merges import merges_as_ranks
-from groundup.tokens.tokenizer.gpt2 import GPT2_FINGERPRINT, gpt2_files, is_gpt2
-from groundup.tokens.tokenizer.gpt2_files import NAMES, read_gpt2_files
+from groundup.tokens.tokenizer.gpt2 import (
+    GPT2_FINGERPRINT,
+    NAMES,
+    document_with,
+    gpt2_files,
+    is_gpt2,
+    read_added_tokens,
+    read_gpt2_files,
+    with_added,
+)
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer, byte_level_bpe
 from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
 from groundup.tokens.tokenizer.tiktoken import is_rank_file, named_encoding, read_rank_file

@@ -181,7 +181,7 @@ def _parse(content: bytes, path: Path) -> dict[bytes, int]:
 def _from_ranks(
     ranks: Mapping[bytes, int], specials: Mapping[str, int], pattern: str, where: object
 ) -> ByteLevelBpe:
-    """The same encoding by merges: exact, see ``merges.py``."""
+    """The same encoding by merges: exact, see ``bpe_merges.py``."""
     table = str.maketrans({chr(byte): character for byte, character in enumerate(byte_characters())})
     vocab = {token.decode("latin-1").translate(table): rank for token, rank in ranks.items()}
     missing = [byte for byte, character in enumerate(byte_characters()) if character not in vocab]

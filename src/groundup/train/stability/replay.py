@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.native.load import Group, load_into
+from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
 from groundup.parallel.device import Precision, PrecisionName, choose_device, choose_precision
@@ -82,10 +82,10 @@ class Replayer:
         config = dump.config
         torch.use_deterministic_algorithms(config.deterministic)
         self.dump = dump
-        self.precision: Precision = choose_precision(precision or dump.precision, device)  # type: ignore[arg-type]
+        self.precision: Precision = choose_precision(precision or dump.about.precision, device)  # type: ignore[arg-type]
         self._mesh: ParallelMesh = init_distributed(Layout(), None, device)
         self._model: Model = build_model(config.model, device=device).train()
-        load_into(Group(dump.before, "model"), self._model.named_parameters(), config.model)
+        load_into(TensorGroup(dump.before, "model"), self._model.named_parameters(), config.model)
         parallelize(
             self._model,
             self._mesh,
@@ -98,8 +98,8 @@ class Replayer:
         )
 
     def run(self) -> Replay:
-        """Runs the step as it was, the shares of the data-parallel ranks one after the other."""
-        facts, config = self.dump.facts, self.dump.config
+        """The step as it was, the shares of the run's data-parallel ranks one after the other."""
+        facts, config = self.dump.about.facts, self.dump.config
         scale = facts.loss_scale / max(1, self.dump.batch.num_targets)
         total = torch.zeros((), device=self.precision.device)
         for share, rank in self._shares():
@@ -136,7 +136,7 @@ class Replayer:
                 loss = self._add(sample.to(self.precision.device), 1 / targets)
                 results.append(
                     SampleResult(
-                        index=self.dump.facts.first_sample + number,
+                        index=self.dump.about.facts.first_sample + number,
                         loss=float(loss) / targets,
                         grad_norm=self._grad_norm(),
                     )
@@ -145,9 +145,9 @@ class Replayer:
         return results
 
     def _shares(self) -> list[tuple[Batch, int]]:
-        """Batches of the run's data-parallel ranks, each with the number of a rank that had it."""
-        layout = self.dump.layout
-        share = self.dump.facts.num_samples // layout["dp"]
+        """Those of the run's data-parallel ranks, each with the number of a rank that had it."""
+        layout = self.dump.about.layout
+        share = self.dump.about.facts.num_samples // layout["dp"]
         ranks_of_a_share = layout["cp"] * layout["tp"]
         return [
             (batch.to(self.precision.device), number * ranks_of_a_share)
@@ -156,7 +156,7 @@ class Replayer:
 
     def _findings(self, scale: float) -> list[Finding]:
         findings: list[Finding] = []
-        first_sample = self.dump.facts.first_sample
+        first_sample = self.dump.about.facts.first_sample
         for number, (share, rank) in enumerate(self._shares()):
             random_states(self.dump.before, rank).restore()
             findings += find_not_finite(
@@ -178,8 +178,8 @@ class Replayer:
 
 
 def agreement(replay: Replay, dump: StepDump, precision: Precision) -> str:
-    """Returns how well the replay agrees with the run: "exactly", "within N", or an empty string."""
-    pairs = [(replay.loss, dump.facts.loss), (replay.grad_norm, dump.facts.grad_norm)]
+    """How the replay is as the run was: "exactly", "within N", or empty where it is not."""
+    pairs = [(replay.loss, dump.about.facts.loss), (replay.grad_norm, dump.about.facts.grad_norm)]
     if all(now == then or (math.isnan(now) and math.isnan(then)) for now, then in pairs):
         return "exactly"
     allowed = ALLOWED[precision.name]

@@ -1,9 +1,15 @@
 """Handles a loss spike: logs it, dumps the step on request, then skips the update or rolls back."""
 
-from pathlib import Path
 from typing import Literal
 
-from groundup.checkpoint.native import store
+from groundup.checkpoint.native.folder import (
+    find_damage,
+    find_newest,
+    list_checkpoints,
+    point_latest,
+    remove_checkpoint,
+    step_of,
+)
 from groundup.core.errors import TrainingError
 from groundup.core.log import logger
 from groundup.train.metrics import Metrics
@@ -77,8 +83,7 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
     """Restores the newest sound checkpoint that is old enough, but not the position in the data."""
     position = run.state.samples
     run.writer.finish()
-    folders = run.mesh.all_gather(store.list_checkpoints(run.checkpoints_dir))[0]
-    target = _newest_sound([one for one in folders if store.step_of(one) <= step - config.back], run)
+    target, _ = find_newest(run.checkpoints_dir, run.mesh, last_step=step - config.back)
     if target is None:
         raise TrainingError(
             f"there is no sound checkpoint of {config.back} steps before or more to go back to",
@@ -88,15 +93,8 @@ def _go_back(run: Run, config: RollbackGuard, step: int) -> None:
     run.state.restore(target, run.config, run.mesh)
     run.state.samples = position
     if run.mesh.is_first:
-        store.point_latest(target)
-        for folder in folders:
-            if run.state.step < store.step_of(folder) <= step and not store.verify(folder):
-                store.remove(folder)  # of steps that no longer count; damage is left to the user
+        point_latest(target)
+        for folder in list_checkpoints(run.checkpoints_dir):
+            if run.state.step < step_of(folder) <= step and not find_damage(folder):
+                remove_checkpoint(folder)  # what is gone back from; damage is left to the user
     run.mesh.barrier()
-
-
-def _newest_sound(folders: list[Path], run: Run) -> Path | None:
-    for folder in reversed(folders):
-        if not store.verify(folder, run.mesh):
-            return folder
-    return None

@@ -8,21 +8,25 @@ the data nor the run folder.
 import dataclasses
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from groundup.checkpoint.native import store
+from groundup import __version__
+from groundup.checkpoint.native.folder import checkpoint_path, tokenizer_dir
+from groundup.checkpoint.native.folder import find_damage as find_damaged_checkpoint
 from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Writer
 from groundup.core.config import from_dict, to_dict
+from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import CheckpointError, MachineError
-from groundup.core.manifest import Manifest, describe_files, find_damage
+from groundup.core.manifest import FileRecord, describe_files, find_damage, read_manifest, write_manifest
 from groundup.parallel.device import describe_device
-from groundup.tokens.sampling.trace import Piece, trace_sample
+from groundup.tokens.sampling.trace import DocumentRange, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
@@ -35,12 +39,21 @@ _BATCH = "batch.safetensors"
 _BEFORE = "before"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+# JSON has no numbers that are not finite, so such may be text.
+_AnyFloat = Annotated[
+    float,
+    pydantic.Field(allow_inf_nan=True),
+    pydantic.BeforeValidator(float),
+    pydantic.PlainSerializer(repr, when_used="json"),
+]
+
+
+@config
 class StepRecord:
     """The outcome of a step.
 
     Attributes:
-        step: Number of the step, from 1.
+        step: From 1.
         first_sample: Index in the data of its first sample.
         num_samples: Size of the global batch.
         loss: Mean over its targets.
@@ -49,49 +62,80 @@ class StepRecord:
         reason: Why the step was dumped.
     """
 
-    step: int
-    first_sample: int
-    num_samples: int
-    loss: float
-    grad_norm: float
+    step: Positive
+    first_sample: NotNegative
+    num_samples: Positive
+    loss: _AnyFloat
+    grad_norm: _AnyFloat
     loss_scale: float
     reason: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StepDump:
-    """A step dump without its weights.
+@config
+class DumpAbout:
+    """What a step dump is of.
 
     Attributes:
-        folder: Of the dump.
-        facts: Outcome of the step.
-        config: Of the run.
-        precision: Of the run.
-        layout: Degrees of the run's layout over its ranks: "dp", "tp", ...
-        batch: The whole global batch, on the CPU.
+        facts: What the step gave.
+        config: Resolved config of the run.
+        precision: That the run worked in.
+        layout: Degrees that the run had, worked out for its ranks: "dp", "tp", ...
         sources: Per sample, one entry for each document in it: "document", "begin", "end", "length" (in
             tokens), "source", "line" and "url", the last three empty where they are not recorded.
-        about: Versions and the device.
+        torch: Version of PyTorch.
+        python: Version of Python.
+        device: Where the run computed.
+    """
+
+    facts: StepRecord
+    config: dict[str, Any]
+    precision: str
+    layout: dict[str, Any]
+    sources: list[list[dict[str, Any]]]
+    torch: str
+    python: str
+    device: str
+
+
+@config
+class DumpManifest:
+    """Manifest of a step dump."""
+
+    kind: Literal["bundle"] = "bundle"
+    fingerprint: str = ""
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    files: dict[str, FileRecord]
+    about: DumpAbout
+    format_version: Literal[1] = 1
+    groundup_version: str = __version__
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepDump:
+    """A step dump but for the weights.
+
+    Attributes:
+        folder: Where it is.
+        about: What its manifest says.
+        config: Of the run.
+        batch: The whole global batch, on the CPU.
     """
 
     folder: Path
-    facts: StepRecord
+    about: DumpAbout
     config: TrainConfig
-    precision: str
-    layout: dict[str, Any]
     batch: Batch
-    sources: list[list[dict[str, Any]]]
-    about: dict[str, Any]
 
     @property
     def before(self) -> Path:
-        """The checkpoint of the weights before the step."""
-        return store.folder_of(self.folder / _BEFORE, self.facts.step - 1)
+        """The checkpoint of the moment before the step."""
+        return checkpoint_path(self.folder / _BEFORE, self.about.facts.step - 1)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of the data."""
-        return load_tokenizer(store.tokenizer_dir(self.before))
+        return load_tokenizer(tokenizer_dir(self.before))
 
 
 def dump_dir(config: TrainConfig, step: int) -> Path:
@@ -153,20 +197,18 @@ def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
     save_file(tensors, folder / _BATCH)
     indices = range(facts.first_sample, facts.first_sample + facts.num_samples)
     sources = [[_origin(piece) for piece in trace_sample(run.training, index)] for index in indices]
-    # JSON has no numbers that are not finite.
-    given = {**dataclasses.asdict(facts), "loss": repr(facts.loss), "grad_norm": repr(facts.grad_norm)}
-    about = {
-        "facts": given,
-        "config": to_dict(run.config),
-        "precision": run.precision.name,
-        "layout": to_dict(run.mesh.layout),
-        "sources": sources,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "device": describe_device(run.device),
-    }
-    files = describe_files(folder, [_BATCH])
-    Manifest(kind="bundle", files=files, about=about).write(folder / _MANIFEST)
+    about = DumpAbout(
+        facts=facts,
+        config=to_dict(run.config),
+        precision=run.precision.name,
+        layout=to_dict(run.mesh.layout),
+        sources=sources,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        device=describe_device(run.device),
+    )
+    manifest = DumpManifest(files=describe_files(folder, [_BATCH]), about=about)
+    write_manifest(folder / _MANIFEST, manifest)
 
 
 def read_dump(folder: Path) -> StepDump:
@@ -181,28 +223,21 @@ def read_dump(folder: Path) -> StepDump:
             where=folder,
             fix="Name a folder like runs/a/failures/step-120, which a failed step leaves.",
         )
-    manifest = Manifest.read(folder / _MANIFEST, "bundle")
-    about = manifest.about
-    given = about["facts"]
-    facts = StepRecord(**{**given, "loss": float(given["loss"]), "grad_norm": float(given["grad_norm"])})
-    before = store.folder_of(folder / _BEFORE, facts.step - 1)
-    unlisted = "" if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
-    if reason := unlisted or find_damage(folder, manifest.files) or store.verify(before):
-        raise CheckpointError(f"the step dump is damaged: {reason}", where=folder)
+    manifest = read_manifest(folder / _MANIFEST, DumpManifest)
+    before = checkpoint_path(folder / _BEFORE, manifest.about.facts.step - 1)
+    unlisted = None if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
+    if damage := unlisted or find_damage(folder, manifest.files) or find_damaged_checkpoint(before):
+        raise CheckpointError(f"the step dump is damaged: {damage}", where=folder)
     return StepDump(
         folder=folder,
-        facts=facts,
-        config=from_dict(TrainConfig, about["config"], where=folder / _MANIFEST),
-        precision=about["precision"],
-        layout=about["layout"],
+        about=manifest.about,
+        config=from_dict(TrainConfig, manifest.about.config, where=folder / _MANIFEST),
         batch=Batch(**load_file(folder / _BATCH)),
-        sources=about["sources"],
-        about={key: about[key] for key in ("torch", "python", "device")},
     )
 
 
-def _origin(piece: Piece) -> dict[str, Any]:
-    origin = piece.origin
+def _origin(piece: DocumentRange) -> dict[str, Any]:
+    origin = piece.came_from
     return {
         "document": piece.document,
         "begin": piece.begin,

@@ -20,8 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from groundup.checkpoint.lazy import load
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel, load
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.parity import compare
 from groundup.core.errors import CheckpointError
@@ -69,7 +68,7 @@ def in_pieces(tensors: dict[str, Tensor], folder: Path) -> None:
 
 def write_distributed(loaded: LoadedModel, folder: Path, write: Writer, *, stacked: bool) -> Path:
     """A checkpoint of iteration 20, of the names that Transformer Engine has."""
-    write_checkpoint(loaded, folder / "whole", naming="core-fused")
+    write_checkpoint(loaded, folder / "whole", names="core-fused")
     content = torch.load(rank_files(folder / "whole")[0], weights_only=False)
     tensors = dict(flat_tensors(content["model"]))
     if stacked:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from groundup.checkpoint.megatron.parameter_names import Naming
+from groundup.checkpoint.megatron.parameters import Naming
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.core.errors import CheckpointError
@@ -41,7 +41,7 @@ def require_moments(folder: Path, name: str) -> None:
 def test_moments_and_fp32_weights_are_kept(
     name: str, naming: Naming, tp: int, pp: int, half: bool, tmp_path: Path
 ) -> None:
-    write_checkpoint(tiny_model(name), tmp_path / "out", tp=tp, pp=pp, naming=naming)
+    write_checkpoint(tiny_model(name), tmp_path / "out", tp=tp, pp=pp, names=naming)
     add_optimizer(tmp_path / "out", half=half)
     require_moments(tmp_path / "out", name)
     assert not open_megatron(tmp_path / "out").moments

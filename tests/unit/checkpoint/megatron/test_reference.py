@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_stored
-from groundup.checkpoint.lazy import LazyModel, load
-from groundup.checkpoint.loaded_model import LoadedModel
+from groundup.checkpoint.lazy import LazyModel, LoadedModel, load
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
@@ -51,7 +50,7 @@ def test_recorded_logits(reference: Path, name: str, tmp_path: Path) -> None:
     assert error_of(load(stored, device="cpu"), reference / name) < 1e-4
     write_stored(stored, tmp_path / "hf")
     assert error_of(read_huggingface(tmp_path / "hf"), reference / name) < 1e-4
-    write_megatron(stored, tmp_path / "again", tp=2, pp=2, naming="core")
+    write_megatron(stored, tmp_path / "again", tp=2, pp=2, names="core")
     again = open_megatron(tmp_path / "again")
     assert (again.step, again.samples, again.config) == (10, 1280, stored.config)
     assert error_of(load(again, device="cpu"), reference / name) < 1e-4
@@ -81,7 +80,7 @@ def test_the_same_names_are_written(reference: Path, name: str, tmp_path: Path) 
 
     tp = 2 if "tp2" in name else 1
     written = write_megatron(
-        opened(reference / name), tmp_path / "out", tp=tp, naming="core" if "mcore" in name else "legacy"
+        opened(reference / name), tmp_path / "out", tp=tp, names="core" if "mcore" in name else "legacy"
     )
 
     def outline(tree: Any) -> Any:

@@ -46,7 +46,7 @@ def scaled(scaling: RopeScaling) -> Any:
     ],
 )
 def test_scalings_are_told_in_args(scaling: RopeScaling, args: dict[str, Any], tmp_path: Path) -> None:
-    write_checkpoint(scaled(scaling), tmp_path / "out", naming="core")
+    write_checkpoint(scaled(scaling), tmp_path / "out", names="core")
     written = args_of(tmp_path / "out")
     assert {key: written[key] for key in args} == args
     assert open_megatron(tmp_path / "out").config == scaled(scaling).config
@@ -97,7 +97,7 @@ def test_their_args_are_read(
 )
 def test_what_their_args_cannot_say_is_refused(scaling: RopeScaling, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        write_checkpoint(scaled(scaling), tmp_path / "out", naming="core")
+        write_checkpoint(scaled(scaling), tmp_path / "out", names="core")
     assert not (tmp_path / "out").exists()
 
 
@@ -116,7 +116,7 @@ def test_what_legacy_models_would_ignore_is_refused(
     with pytest.raises(ConfigError, match=message):
         write_checkpoint(ours, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    write_checkpoint(ours, tmp_path / "out", naming="core")
+    write_checkpoint(ours, tmp_path / "out", names="core")
     assert open_megatron(tmp_path / "out").config == ours.config
 
 

@@ -8,21 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groundup.checkpoint.families.name_rules import rules_for
 from groundup.checkpoint.formats import open_model
-from groundup.checkpoint.huggingface.names import rules_for
 from groundup.checkpoint.huggingface.weights import open_huggingface, write_stored
-from groundup.checkpoint.lazy import (
-    DtypeName,
-    LazyModel,
-    in_dtype,
-    logical_shapes,
-    stored_of,
-    torch_dtype,
-)
-from groundup.checkpoint.megatron.padded_vocab import padded_rows, true_vocab_size
-from groundup.checkpoint.megatron.parameter_names import Naming, rules
+from groundup.checkpoint.lazy import DtypeName, LazyModel, as_lazy, in_dtype, torch_dtype
+from groundup.checkpoint.logical_tensors import logical_shapes
+from groundup.checkpoint.megatron.args import padded_rows, true_vocab_size
+from groundup.checkpoint.megatron.parameters import Naming, Packing, rules
 from groundup.checkpoint.megatron.read import open_megatron
-from groundup.checkpoint.megatron.tensor_layout import Packing
 from groundup.checkpoint.megatron.write import write_megatron
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.checkpoint.parity import compare
@@ -50,8 +43,8 @@ def require_equal(one: LazyModel, other: LazyModel) -> None:
 def test_any_layout_and_naming_comes_back(
     name: str, tp: int, pp: int, naming: Naming, tmp_path: Path
 ) -> None:
-    ours = stored_of(tiny_model(name))
-    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, naming=naming)
+    ours = as_lazy(tiny_model(name))
+    folder = write_megatron(ours, tmp_path / "out", tp=tp, pp=pp, names=naming)
     assert folder == tmp_path / "out" / "release"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "release"
     assert len(rank_files(tmp_path / "out")) == tp * pp
@@ -63,7 +56,7 @@ def test_any_layout_and_naming_comes_back(
 
 
 def test_four_ranks_of_tensor_parallelism(tmp_path: Path) -> None:
-    ours = stored_of(tiny_model("gpt2"))
+    ours = as_lazy(tiny_model("gpt2"))
     write_megatron(ours, tmp_path / "out", tp=4, pp=2)
     found = open_megatron(tmp_path / "out")
     require_equal(ours, found)
@@ -74,7 +67,7 @@ def test_four_ranks_of_tensor_parallelism(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama", "llama-grouped-tied"])
 def test_the_tour_of_all_formats_changes_no_byte(name: str, dtype: DtypeName, tmp_path: Path) -> None:
     first, last = tmp_path / "first", tmp_path / "last"
-    write_stored(in_dtype(stored_of(tiny_model(name)), torch_dtype(dtype)), first)
+    write_stored(in_dtype(as_lazy(tiny_model(name)), torch_dtype(dtype)), first)
     write_native(open_huggingface(first), tmp_path / "native")
     write_megatron(open_native(tmp_path / "native"), tmp_path / "megatron", tp=2, pp=2)
     write_native(open_megatron(tmp_path / "megatron"), tmp_path / "native-2")
@@ -222,7 +215,7 @@ def test_padding_of_gpt2() -> None:
 
 
 def test_what_does_not_divide_is_refused(tmp_path: Path) -> None:
-    ours = stored_of(tiny_model("llama-grouped-tied"))
+    ours = as_lazy(tiny_model("llama-grouped-tied"))
     with pytest.raises(ConfigError, match="--tp 4 does not divide 2 key/value heads"):
         write_megatron(ours, tmp_path / "out", tp=4)
     with pytest.raises(ConfigError, match="--pp 3 does not divide 2 layers"):
@@ -234,4 +227,4 @@ def test_a_model_is_not_written_over_itself(tmp_path: Path) -> None:
     for target in (tmp_path / "a", tmp_path / "a" / "release", tmp_path / "a" / "release" / "b"):
         with pytest.raises(CheckpointError, match=r"would be written into, or over|not an earlier export"):
             write_megatron(open_megatron(tmp_path / "a"), target)
-    require_equal(stored_of(tiny_model("gpt2")), open_megatron(tmp_path / "a"))
+    require_equal(as_lazy(tiny_model("gpt2")), open_megatron(tmp_path / "a"))

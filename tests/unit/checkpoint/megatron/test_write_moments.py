@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from groundup.checkpoint.lazy import LazyModel, in_dtype, in_memory, stored_of
+from groundup.checkpoint.lazy import LazyModel, as_lazy, in_dtype, in_memory
 from groundup.checkpoint.megatron import write
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.megatron.read import open_megatron
@@ -27,7 +27,7 @@ BIASED = [name for name in MODELS if not name.endswith("biasless")]
 
 def trained(name: str, *, dtype: torch.dtype = torch.float32) -> LazyModel:
     """A model with arbitrary moments, no two alike."""
-    stored = stored_of(tiny_model(name))
+    stored = as_lazy(tiny_model(name))
     generator = torch.Generator().manual_seed(1)
     moments = {}
     for weight, tensor in stored.weights.items():
@@ -190,7 +190,7 @@ def test_what_cannot_be_written_is_left_out_with_its_reason(
         moments["norm.weight/step"] = in_memory(torch.tensor(8.0))
     step = 0 if change == "step" else 7
     with caplog.at_level("WARNING", logger="groundup"):
-        write_megatron(dataclasses.replace(ours, moments=moments, step=step), tmp_path / "out", naming=naming)
+        write_megatron(dataclasses.replace(ours, moments=moments, step=step), tmp_path / "out", names=naming)
     assert f"the optimizer's state is left out: {reason}" in caplog.text.replace("\n", " ")
     found = open_megatron(tmp_path / "out", moments=True)
     assert not found.moments

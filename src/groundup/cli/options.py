@@ -1,0 +1,144 @@
+"""Flags that several verbs share; a group of them is one parameter of a verb."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from groundup.core.errors import ConfigError
+from groundup.corpus.bad_records import Action, BadRecordPolicy
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
+
+if TYPE_CHECKING:
+    from groundup.checkpoint.lazy import LoadedModel
+
+Switch = Annotated[bool, Parameter(negative="")]
+"""A flag without a value, and without a second one that takes it back."""
+
+ConfigFile = Annotated[Path | None, Parameter(help="YAML file of the run (or the first override).")]
+Override = Annotated[str, Parameter(help="Settings as dotted.key=value; they win over the file.")]
+Device = Annotated[
+    Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute; auto takes a GPU where there is one.")
+]
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenizerOptions:
+    """A tokenizer by its path or name, or by Megatron-LM's flags for the files of one.
+
+    Attributes:
+        tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
+            name: gpt2, bytes, tiktoken:cl100k_base.
+        vocab_file: GPT-2's vocabulary, instead of --tokenizer.
+        merge_file: GPT-2's merges, with --vocab-file.
+        tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
+    """
+
+    tokenizer: Path | None = None
+    vocab_file: Path | None = None
+    merge_file: Path | None = None
+    tokenizer_model: Path | None = None
+
+    def load(self) -> Tokenizer:
+        """Loads the tokenizer that the flags name.
+
+        Raises:
+            ConfigError: None, several, or half of one is given.
+            DataError: What is named is missing or malformed.
+            MachineError: A download failed, or a library is not installed.
+        """
+        match (self.tokenizer, self.vocab_file, self.merge_file, self.tokenizer_model):
+            case (Path() as path, None, None, None) | (None, None, None, Path() as path):
+                return load_tokenizer(path)
+            case (None, Path() as vocab_file, Path() as merge_file, None):
+                return load_gpt2_files(vocab_file, merge_file)
+        given = " and ".join(self._given())
+        raise ConfigError(
+            f"which tokenizer: {given or 'none'} given",
+            where="command line",
+            fix="Give a folder, file or name (--tokenizer gpt2), or --vocab-file together with --merge-file,"
+            " or --tokenizer-model.",
+        )
+
+    def load_or_first(self, words: Sequence[str]) -> tuple[Tokenizer, list[str]]:
+        """Loads the tokenizer that the flags name, else that of the first word; returns the other words too.
+
+        Raises:
+            ConfigError, DataError, MachineError: As ``load``.
+        """
+        rest = list(words)
+        if rest and not self._given():
+            return load_tokenizer(Path(rest.pop(0))), rest
+        return self.load(), rest
+
+    def _given(self) -> list[str]:
+        names = ("tokenizer", "vocab_file", "merge_file", "tokenizer_model")
+        return [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) is not None]
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataTokenizerOptions(TokenizerOptions):
+    """The tokenizer of token files.
+
+    Attributes:
+        tokenizer: Of the data, where no manifest tells: a folder, a file or a name.
+        end_of_document_id: The id that opens documents in .npy and llm.c's shards, where it is not the
+            tokenizer's.
+    """
+
+    end_of_document_id: int | None = None
+
+    def find(self) -> Tokenizer | None:
+        """Loads the tokenizer that the flags name; None where they name none.
+
+        Raises:
+            ConfigError, DataError, MachineError: As ``load``.
+        """
+        return self.load() if self._given() else None
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which weights of a model, and where they are used.
+
+    Attributes:
+        ema: Use the average of the weights that a run with ema.decay keeps.
+    """
+
+    device: Device = "auto"
+    ema: Switch = False
+
+    def open(self, path: Path) -> "LoadedModel":
+        """Opens the model at a path.
+
+        Raises:
+            CheckpointError: There is none, or no average where that is asked for.
+        """
+        from groundup.checkpoint.formats import open_model
+        from groundup.parallel.device import choose_device
+
+        return open_model(path, device=choose_device(self.device), ema=self.ema)
+
+
+NO_TOKENIZER = TokenizerOptions()
+NO_DATA_TOKENIZER = DataTokenizerOptions()
+MODEL_AS_IT_IS = ModelOptions()
+
+
+def chosen_policy(action: Action, max_bad: float) -> BadRecordPolicy:
+    """Returns the policy that ``--bad-records`` and ``--max-bad`` name.
+
+    Raises:
+        ConfigError: ``--max-bad`` is no share.
+    """
+    if not 0 <= max_bad <= 1:
+        raise ConfigError(
+            f"{max_bad:g} is no share of the records", where="--max-bad", fix="Give a number from 0 to 1."
+        )
+    return BadRecordPolicy(action=action, max_bad=max_bad)
