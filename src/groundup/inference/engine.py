@@ -1,4 +1,4 @@
-"""Generation of many texts at once on one device: requests in, pieces of text out."""
+"""Generates many texts at once on one device: requests in, pieces of text out."""
 
 import itertools
 from collections import deque
@@ -14,7 +14,7 @@ from groundup.inference.block_manager import BlockManager
 from groundup.inference.runner import Runner
 from groundup.inference.sampler import Sampling, TokenLogprob, logprobs_of, sample_each
 from groundup.inference.scheduler import Scheduler
-from groundup.inference.sequence import FinishReason, Generation, Piece, Request, TokenSequence
+from groundup.inference.sequence import Delta, FinishReason, Generation, Request, TokenSequence
 
 BLOCK_SIZE = 16
 """Tokens of a cache block."""
@@ -24,7 +24,7 @@ class Engine:
     """Completes prompts with one model; texts join and leave the batch at any step.
 
     ``generate``, ``complete`` and ``stream`` are for one caller. A service uses ``add``, ``step`` and
-    ``abort``, from one thread, and hands out the pieces itself.
+    ``abort``, from one thread, and hands out the deltas itself.
 
     Args:
         loaded: Model and tokenizer. A model that is in training is put into evaluation mode while the
@@ -80,15 +80,15 @@ class Engine:
         self._dtype = dtype
         self._numbers = itertools.count()
         self._sequences: dict[int, TokenSequence] = {}
-        self._inboxes: dict[int, deque[Piece]] = {}
+        self._inboxes: dict[int, deque[Delta]] = {}
 
     def add(self, request: Request) -> int:
         """Queues a request; it joins the batch at the next step. Returns the number of its text.
 
         Raises:
-            DataError: The prompt is empty, too long, or has an id outside the vocabulary.
+            DataError, ConfigError: As ``check``.
         """
-        self._check(request)
+        self.check(request)
         sequence = TokenSequence(next(self._numbers), request)
         self._fit(sequence)
         self._sequences[sequence.number] = sequence
@@ -96,13 +96,13 @@ class Engine:
         return sequence.number
 
     def abort(self, number: int) -> None:
-        """Ends a text, of which no more pieces come, and frees what it holds; nothing if it has ended."""
+        """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
         self._inboxes.pop(number, None)
         if (sequence := self._sequences.pop(number, None)) is not None:
             self.scheduler.remove(sequence)
 
-    def step(self) -> list[Piece]:
-        """Does the work of one step; returns a piece of each text that has got a token.
+    def step(self) -> list[Delta]:
+        """Does the work of one step; returns what it added to the texts.
 
         Nothing when no text is in work.
         """
@@ -115,8 +115,8 @@ class Engine:
             return []
         # A sum is the cheapest look at all; of logits that are not finite any token could be drawn, or none.
         finite = logits_RV.sum(-1).isfinite().tolist()
-        pieces = [self._fail(one) for one, sound in zip(sequences, finite, strict=True) if not sound]
-        if pieces:
+        deltas = [self._fail(one) for one, sound in zip(sequences, finite, strict=True) if not sound]
+        if deltas:
             logits_RV = logits_RV[finite]
             sequences = [one for one, sound in zip(sequences, finite, strict=True) if sound]
         ids = sample_each(
@@ -126,7 +126,7 @@ class Engine:
             [one.tokens for one in sequences],
         )
         logprobs = logprobs_of(logits_RV, ids, [one.request.num_logprobs for one in sequences])
-        return pieces + [
+        return deltas + [
             self._advance(sequence, number, logprob)
             for sequence, number, logprob in zip(sequences, ids, logprobs, strict=True)
         ]
@@ -145,7 +145,7 @@ class Engine:
         The settings are those of ``Request``.
 
         Raises:
-            DataError: A prompt is empty, too long, or has an id outside the vocabulary.
+            DataError, ConfigError: As ``check``.
             CheckpointError: The model computes logits that are not finite.
         """
         requests = [
@@ -159,7 +159,7 @@ class Engine:
             for index, prompt in enumerate(prompts)
         ]
         for request in requests:
-            self._check(request)
+            self.check(request)
         return list(self.complete(requests))
 
     def complete(self, requests: Iterable[Request]) -> Iterator[Generation]:
@@ -182,48 +182,51 @@ class Engine:
             for number in numbers:
                 self.abort(number)
 
-    def stream(self, request: Request) -> Iterator[Piece]:
+    def stream(self, request: Request) -> Iterator[Delta]:
         """Completes one request, yielding what ``complete`` would return as it comes.
 
-        Text comes in whole characters. The last piece says why the text ended.
+        Text comes in whole characters. The last delta says why the text ended.
 
         Raises:
             DataError, CheckpointError: As ``generate``; the latter while it is read.
         """
-        self._check(request)
-        return self._begin_and_read(request)
-
-    def _begin_and_read(self, request: Request) -> Iterator[Piece]:
-        yield from self._read(self._open(request))
+        self.check(request)
+        return (delta for one in (request,) for delta in self._read(self._open(one)))
 
     def _open(self, request: Request) -> int:
         number = self.add(request)
         self._inboxes[number] = deque()
         return number
 
-    def _read(self, number: int) -> Iterator[Piece]:
-        """Steps until a text has ended; pieces of others wait in their inboxes."""
+    def _read(self, number: int) -> Iterator[Delta]:
+        """Steps until a text has ended; deltas of others wait in their inboxes."""
         inbox = self._inboxes[number]
         try:
             while True:
                 while not inbox:
-                    for piece in self.step():
-                        if piece.sequence in self._inboxes:
-                            self._inboxes[piece.sequence].append(piece)
-                piece = inbox.popleft()
-                if piece.finished == "error":
+                    for delta in self.step():
+                        if delta.sequence in self._inboxes:
+                            self._inboxes[delta.sequence].append(delta)
+                delta = inbox.popleft()
+                if delta.finished == "error":
                     raise CheckpointError(
                         "the model's logits are not finite: its weights are not, or numbers overflow in"
                         f" {str(self._dtype).removeprefix('torch.')}",
                         fix="Take an earlier checkpoint.",
                     )
-                yield piece
-                if piece.finished:
+                yield delta
+                if delta.finished:
                     return
         finally:
             self.abort(number)
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Refuses what cannot be generated.
+
+        Raises:
+            DataError: The prompt is empty, too long, or has an id outside the vocabulary.
+            ConfigError: No token is asked for.
+        """
         prompt, context = request.prompt, self.context
         if not prompt:
             raise DataError(
@@ -247,7 +250,7 @@ class Engine:
             np.array(prompt), self.config.vocab_size, place=lambda at: f"position {at} of the prompt"
         )
 
-    def _advance(self, sequence: TokenSequence, number: int, logprob: TokenLogprob | None) -> Piece:
+    def _advance(self, sequence: TokenSequence, number: int, logprob: TokenLogprob | None) -> Delta:
         """Adds a drawn token to its text."""
         request = sequence.request
         if number in request.stop_ids:
@@ -264,7 +267,7 @@ class Engine:
             reason = None if request.overflow == "slide" else "context"
             self._fit(sequence)
         if reason is None:
-            return Piece(sequence=sequence.number, ids=(number,), text=text, logprobs=logprobs)
+            return Delta(sequence=sequence.number, ids=(number,), text=text, logprobs=logprobs)
         return self._end(sequence, reason, ids=(number,), text=text, logprobs=logprobs)
 
     def _fit(self, sequence: TokenSequence) -> None:
@@ -281,14 +284,14 @@ class Engine:
         ids: tuple[int, ...] = (),
         text: str = "",
         logprobs: tuple[TokenLogprob, ...] = (),
-    ) -> Piece:
+    ) -> Delta:
         if not sequence.text.stopped:
             text += sequence.text.feed(b"", final=True)
         del self._sequences[sequence.number]
         self.scheduler.remove(sequence)
-        return Piece(sequence=sequence.number, ids=ids, text=text, logprobs=logprobs, finished=reason)
+        return Delta(sequence=sequence.number, ids=ids, text=text, logprobs=logprobs, finished=reason)
 
-    def _fail(self, sequence: TokenSequence) -> Piece:
+    def _fail(self, sequence: TokenSequence) -> Delta:
         """Ends a text whose logits are not finite, and wipes its blocks, so that it harms no other."""
         for block in sequence.blocks:
             self.blocks.forget(block)

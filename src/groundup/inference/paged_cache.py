@@ -154,11 +154,12 @@ class PagedCache:
         if q_RKGH.shape[2] == 1:  # in place: nothing else reads what was gathered
             scores_RSK = k_RSKH.mul_(q_RKGH.transpose(1, 2)).sum(-1, dtype=torch.float32)
             weights_RSK = (scores_RSK + group.bias_R1S.transpose(1, 2)).softmax(1).to(q_RNH.dtype)
-            return v_RSKH.mul_(weights_RSK.unsqueeze(-1)).sum(1)  # type: ignore[no-any-return]
+            return v_RSKH.mul_(weights_RSK.unsqueeze(-1)).sum(1)
         scores_RSKG = (k_RSKH.unsqueeze(3) * q_RKGH.unsqueeze(1)).sum(-1, dtype=torch.float32)
         bias_RS11 = group.bias_R1S.transpose(1, 2).unsqueeze(3)
         weights_RSKG = (scores_RSKG + bias_RS11).softmax(1).to(q_RNH.dtype)
-        return (v_RSKH.unsqueeze(3) * weights_RSKG.unsqueeze(-1)).sum(1).flatten(1, 2)
+        y_RKGH = (v_RSKH.unsqueeze(3) * weights_RSKG.unsqueeze(-1)).sum(1)
+        return y_RKGH.flatten(1, 2)  # type: ignore[no-any-return]
 
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
         """Cuts texts of falling lengths where padding or the gathered keys would be too much."""

@@ -16,7 +16,9 @@ from groundup.core.config import config
 
 @config
 class Sampling:
-    """Settings of the draw of the next token. The changes apply in the order of the attributes, the penalty before all.
+    """Settings of the draw of the next token.
+
+    The penalty applies first, the others in the order of the attributes.
 
     Attributes:
         temperature: Logits are divided by it; 0 always takes the most probable token.

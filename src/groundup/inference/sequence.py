@@ -49,16 +49,16 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
-    """A piece of a text that is being generated.
+class Delta:
+    """What a step adds to a text.
 
     Attributes:
         sequence: The number that ``Engine.add`` gave the text.
-        ids: The new tokens since the last piece.
+        ids: The new tokens since the last delta.
         text: What can be shown since then; empty while a character lacks bytes, or while a stop string may
             have begun.
         logprobs: One an id, where they were asked for.
-        finished: Set on the last piece only, whose ids and text may be empty.
+        finished: Set on the last delta only, whose ids and text may be empty.
     """
 
     sequence: int
@@ -85,16 +85,16 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...] = ()
 
     @classmethod
-    def joined(cls, pieces: Iterator[Piece]) -> "Generation":
-        """Joins all pieces of a text."""
-        every = list(pieces)
+    def joined(cls, deltas: Iterator[Delta]) -> "Generation":
+        """Joins all deltas of a text."""
+        every = list(deltas)
         reason = every[-1].finished
-        assert reason, "the last piece says why"
+        assert reason, "the last delta says why"
         return cls(
-            ids=tuple(number for piece in every for number in piece.ids),
-            text="".join(piece.text for piece in every),
+            ids=tuple(number for delta in every for number in delta.ids),
+            text="".join(delta.text for delta in every),
             finished=reason,
-            logprobs=tuple(logprob for piece in every for logprob in piece.logprobs),
+            logprobs=tuple(logprob for delta in every for logprob in delta.logprobs),
         )
 
 
