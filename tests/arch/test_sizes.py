@@ -20,7 +20,7 @@ BUDGETS = {
     "core": 2500,
     "corpus": 2400,
     "eval": 700,
-    "inference": 1200,
+    "inference": 1250,
     "launch": 1800,
     "models": 1300,
     "parallel": 1700,

@@ -27,8 +27,7 @@ class Engine:
     ``abort``, from one thread, and hands out the deltas itself.
 
     Args:
-        loaded: Model and tokenizer. A model that is in training is put into evaluation mode while the
-            engine works.
+        loaded: Model and tokenizer. A model in training is put into evaluation mode while the engine works.
         dtype: In which the model computes; one other than its weights' makes a copy of them.
         max_batch_size: Most texts that are worked on together.
         max_step_tokens: Most tokens of a step: the larger, the sooner a prompt is read; the smaller, the less

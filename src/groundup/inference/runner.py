@@ -5,12 +5,14 @@ Shapes: M tokens, R texts whose next token is wanted, D model, V true vocabulary
 
 import contextlib
 import copy
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from groundup.inference.packed_linear import PackedLinear, can_pack, with_packed_layers
 from groundup.inference.paged_cache import PagedCache, Span
 from groundup.inference.scheduler import Work
 from groundup.inference.sequence import TokenSequence
@@ -21,7 +23,8 @@ class Runner:
     """A model with its cache.
 
     Args:
-        model: On its device; one in training is in evaluation mode while it runs here.
+        model: On its device. One in training is used as it is, in evaluation mode while it runs here; of
+            another one the linear layers are copied into a layout for decoding, where there is such a one.
         config: Of the model.
         vocab_size: Ids from here on are never produced.
         dtype: In which the model computes; one other than its weights' makes a copy of them.
@@ -40,8 +43,12 @@ class Runner:
         block_size: int,
     ) -> None:
         weight = next(model.parameters())
-        self._model: Any = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
-        self._vocab_size = vocab_size
+        whole: Any = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
+        self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
+        self._model = whole
+        if can_pack(weight.device, dtype) and not model.training:
+            self._head = PackedLinear(whole.head.weight[:vocab_size], None)
+            self._model = with_packed_layers(whole)
         self.device = weight.device
         self.cache = PagedCache(
             num_layers=config.num_layers,
@@ -75,6 +82,4 @@ class Runner:
             hidden_MD = self._model(tokens_1M, positions_BT=positions_1M, cache=self.cache)[0]
             if len(last_rows) < len(tokens):
                 hidden_MD = hidden_MD[last_rows]
-            return [one.sequence for one in ordered if one.is_last], lm_head(
-                self._model, hidden_MD, self._vocab_size
-            )
+            return [one.sequence for one in ordered if one.is_last], self._head(hidden_MD).float()
