@@ -196,7 +196,7 @@ def as_markdown(found: dict[str, Any]) -> str:
             " figures are low, and their ratios a hint."
         )
     lines += [
-        "GPT-2 124M, random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (48 for one request)."
+        "GPT-2 124M, random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (one: 48)."
         " The share is of the memory bandwidth that a sum reaches"
         f" ({found['read_bandwidth_GB_s']:.0f} GB/s at the end).",
         "",
