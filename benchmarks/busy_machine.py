@@ -85,8 +85,8 @@ def contenders(spins: list[str]) -> list[Contender]:
 
 def prepare_data(folder: Path) -> None:
     """The Python library's text, tokenized with each vocabulary."""
-    documents = folder / "corpus" / "documents.jsonl.zst"
-    run_process([*GROUNDUP, "corpus", "build", "--python-library", "--out", str(documents.parent)])
+    documents = folder / "corpus"
+    run_process([*GROUNDUP, "corpus", "build", "--python-library", "--out", str(documents)])
     for size in {size for size, _ in MODELS.values()}:
         tokenizer = str(folder / f"tokenizer-{size}")
         run_process(

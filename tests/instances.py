@@ -3,9 +3,13 @@
 import itertools
 from typing import Any
 
+from groundup.corpus.clean import Clean
+from groundup.corpus.dedup.exact import ExactDedup
 from groundup.corpus.filters.fix_unicode import FixUnicode
 from groundup.corpus.filters.length import Length
 from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
+from groundup.corpus.import_sources import Import
+from groundup.corpus.shuffle import Shuffle
 from groundup.eval.tasks.lambada import Lambada
 from groundup.eval.tasks.perplexity import PerplexityTask
 from groundup.models import ModelConfig
@@ -47,16 +51,17 @@ SCHEDULES = [
     Wsd(shape="sqrt"),
 ]
 OPTIMIZERS = [AdamW(), AdamW(state_dtype="bf16"), Muon(), Sgd(), Sgd(momentum=0.9)]
-STEPS = [FixUnicode(), NormalizeWhitespace(), Length(min_characters=3)]
+FILTERS = [FixUnicode(), NormalizeWhitespace(), Length(min_characters=3)]
 
 _OTHERS = [
     *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
     *(NoSpikeGuard(), SkipGuard(), RollbackGuard()),
     *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
     *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
+    *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
 ]
 
 INSTANCES: dict[type, list[Any]] = {}
 """Class -> its instances."""
-for _instance in itertools.chain(MODELS.values(), SCHEDULES, OPTIMIZERS, STEPS, _OTHERS):
+for _instance in itertools.chain(MODELS.values(), SCHEDULES, OPTIMIZERS, FILTERS, _OTHERS):
     INSTANCES.setdefault(type(_instance), []).append(_instance)

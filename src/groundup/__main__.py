@@ -10,7 +10,14 @@ from types import FrameType, TracebackType
 
 from groundup.core.openmp import limit_spinning
 
-_EXTRAS = {"torch": "train", "safetensors": "train", "tensorboard": "tensorboard"}
+_EXTRAS = {
+    "torch": "train",
+    "safetensors": "train",
+    "tensorboard": "tensorboard",
+    "aiohttp": "crawl",
+    "protego": "crawl",
+    "fastwarc": "crawl",
+}
 """Module -> the extra of the package that installs it."""
 
 _IMPORTING = "<frozen importlib._bootstrap>"

@@ -30,7 +30,13 @@ def test_importing_groundup_imports_next_to_nothing():
 
 
 @pytest.mark.parametrize(
-    "module", ["groundup.corpus.build", "groundup.tokens.tokenize", "groundup.tokens.sampling.dataset"]
+    "module",
+    [
+        "groundup.corpus.pipeline",
+        "groundup.corpus.crawl.crawler",
+        "groundup.tokens.tokenize",
+        "groundup.tokens.sampling.dataset",
+    ],
 )
 def test_data_needs_no_torch(module):
     code = f"sys.modules['torch'] = None\nimport {module}"  # None makes any import of torch fail

@@ -10,6 +10,7 @@ import pytest
 
 from groundup.__main__ import main
 from groundup.cli.app import build_app
+from groundup.cli.corpus import build as build_corpus
 from tests.contract.test_impossible_settings import EVERY_FIELD, members
 from tests.runs import make_config, make_data, run
 
@@ -21,6 +22,13 @@ _TOKENIZERS = {"tokenizer": "", "vocab_file": "merge_file", "merge_file": "vocab
 
 _POSSIBLE = {
     "corpus build": {"sources": "documents.jsonl", "out": "new"},
+    "corpus stats": {"corpus": "corpus"},
+    "corpus show": {"corpus": "corpus", "reason": "exact_duplicate"},
+    "corpus trace": {"corpus": "corpus", "name": "documents.jsonl:1"},
+    "corpus urls": {"sources": "urls.txt", "out": "new"},
+    "corpus crawl": {"urls": "own_machine.txt", "out": "new", "engine": "none"},
+    "corpus extract": {"sources": "page.html", "out": "new", "engine": "resiliparse"},
+    "corpus run": {"recipe": "recipe.yaml", "out": "new"},
     "tokenizer train": {"sources": "documents.jsonl", "out": "new", "vocab_size": "300"},
     "tokenizer inspect": {"tokenizer": "data_tokenizer"},
     "tokenizer encode": {"tokenizer": "data_tokenizer", "words": "x"},
@@ -95,6 +103,11 @@ def folder(tmp_path_factory):
     """A corpus, its tokenizer and tokens, a run, and empty files."""
     folder = tmp_path_factory.mktemp("things")
     run(make_config(make_data(folder), folder / "run", "num_steps=1", "data.split='1'"))
+    build_corpus(folder / "documents.jsonl", out=folder / "corpus", min_characters=9, workers=0)
+    (folder / "recipe.yaml").write_text("stages: [{kind: import, sources: [documents.jsonl]}]\n")
+    (folder / "urls.txt").write_text("https://example.org/some/page\n")
+    (folder / "own_machine.txt").write_text("http://127.0.0.1:9/page\n")  # refused, not fetched
+    (folder / "page.html").write_text(f"<html><body><p>{'A sentence. ' * 40}</p></body></html>")
     (folder / "empty").touch()
     (folder / "void").touch()  # beside which no verb writes files of the same beginning
     return folder

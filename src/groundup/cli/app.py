@@ -87,6 +87,13 @@ def build_app(*, listing: bool = False) -> App:
     verbs = {
         "quickstart": "quickstart:quickstart",
         "corpus build": "corpus:build",
+        "corpus run": "corpus:run",
+        "corpus stats": "corpus:stats",
+        "corpus show": "corpus:show",
+        "corpus trace": "corpus:trace",
+        "corpus urls": "corpus_urls:urls",
+        "corpus crawl": "crawl:crawl",
+        "corpus extract": "crawl:extract",
         "tokenizer train": "tokenizer:train",
         "tokenizer inspect": "tokenizer:inspect",
         "tokenizer encode": "tokenizer:encode",

@@ -69,7 +69,7 @@ def quickstart(
     logger.info("[2/6] tokenizer: byte-level BPE")
     tokenizer = _tokenizer(report, preset, out / "tokenizer")
     logger.info("[3/6] tokens: .bin and .idx in Megatron-LM's format")
-    prefix = build_tokens([report.documents_path], out / "tokens", tokenizer).prefixes["text"]
+    prefix = build_tokens(report.documents_paths, out / "tokens", tokenizer).prefixes["text"]
     logger.info("[4/6] training: preset %s", preset)
     config = _train_config(preset, out / "run", prefix, tokenizer, overrides)
     if not any(override.startswith("num_steps=") for override in overrides):
@@ -84,15 +84,18 @@ def quickstart(
 
 
 def _collect(corpus: Path | None, key: str, folder: Path) -> "CorpusReport":
-    from groundup.corpus.build import CorpusConfig, build_corpus
+    from groundup.core.executor.local import runner_of
+    from groundup.corpus.pipeline import run_recipe
+    from groundup.corpus.recipe import default_recipe
     from groundup.corpus.sources import find_source_files
 
+    runner = runner_of(None)
     if corpus is None:
-        return build_corpus(CorpusConfig(output_dir=folder, python_library=True))
+        return run_recipe(default_recipe((), python_library=True), folder, runner)
     # Books are cut into parts, so that there is something to shuffle and to hold out.
     size_bytes = sum(file.size_bytes for file in find_source_files([corpus]))
     part = min(_LONGEST_PART, max(1, size_bytes // _FEWEST_PARTS))
-    return build_corpus(CorpusConfig(output_dir=folder, sources=(corpus,), text_key=key, cut_characters=part))
+    return run_recipe(default_recipe((corpus,), text_key=key, cut_characters=part), folder, runner)
 
 
 def _texts(report: "CorpusReport") -> Iterator[str]:
@@ -100,7 +103,7 @@ def _texts(report: "CorpusReport") -> Iterator[str]:
     from groundup.corpus.read_documents import read_documents
 
     strict = BadRecords(BadRecordPolicy(action="fail"))
-    return (document.text for document in read_documents([report.documents_path], bad_records=strict))
+    return (document.text for document in read_documents(report.documents_paths, bad_records=strict))
 
 
 def _first_words(report: "CorpusReport") -> str:
@@ -227,7 +230,7 @@ def _last_screen(
 
 {validated}Unigram entropy {entropy:.3f}: the loss of knowing only how frequent each token is.
 
-corpus        {report.documents_path}
+corpus        {report.documents_glob}
 tokenizer     {out / "tokenizer"}
 tokens        {data}.bin, .idx
 run           {run_dir} (config.yaml, metrics.jsonl, train.log, checkpoints/)

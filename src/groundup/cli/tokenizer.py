@@ -45,7 +45,7 @@ def train(
 
     For example:
 
-        groundup tokenizer train runs/corpus/documents.jsonl.zst --out runs/tokenizer --vocab-size 8192
+        groundup tokenizer train runs/corpus --out runs/tokenizer --vocab-size 8192
         groundup tokenizer train wudao.json --key content --out runs/tokenizer --max-megabytes 1000
 
     Args:
@@ -86,7 +86,7 @@ def inspect(
 
         groundup tokenizer inspect runs/tokenizer
         groundup tokenizer inspect gpt2 --tp 8
-        groundup tokenizer inspect runs/tokenizer corpus/documents.jsonl.zst
+        groundup tokenizer inspect runs/tokenizer corpus
         groundup tokenizer inspect --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt posts.jsonl
 
     Args:

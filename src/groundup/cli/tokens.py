@@ -42,7 +42,7 @@ def build(
     PREFIX_KEY_document.sources.npz (the file, line and URL of each document), PREFIX_KEY_document.json (what
     is in them and what they were made from) and PREFIX_tokenizer/.
 
-    The input is cut into parts of about 64 MB, whose pieces lie in PREFIX_parts/ until they are joined. Run
+    The input is cut into parts of up to 64 MB, whose pieces lie in PREFIX_parts/ until they are joined. Run
     again after Ctrl-C or a kill, it does only the parts that are missing; run again when all is done, it
     finds its work done. The result is the same bytes for any number of workers, ranks and restarts.
 
@@ -53,7 +53,7 @@ def build(
 
     For example:
 
-        groundup tokens build runs/corpus/documents.jsonl.zst --prefix runs/tokens/corpus \
+        groundup tokens build runs/corpus --prefix runs/tokens/corpus \
 --tokenizer runs/tokenizer
         groundup tokens build posts.jsonl --prefix data/posts --vocab-file gpt2-vocab.json \
 --merge-file gpt2-merges.txt --key title --key body --workers 8

@@ -249,10 +249,16 @@ def _dotted(cls: type, loc: Sequence[Any], tree: Any) -> tuple[list[str], Any]:
         keys.append(str(part))
         if typing.get_origin(hint) is dict:
             hint = typing.get_args(hint)[1]
+        elif isinstance(part, int):  # of a list
+            bare = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+            hint = next(iter(typing.get_args(bare)), None)
         else:
             hints = typing.get_type_hints(current, include_extras=True) if current else {}
             hint = hints.get(part)
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
+        if isinstance(part, int) and isinstance(tree, list | tuple):
+            tree = tree[part] if part < len(tree) else None
+        else:
+            tree = tree.get(part) if isinstance(tree, Mapping) else None
     return keys, owner
 
 

@@ -141,16 +141,36 @@ def _put(tree: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def merge(tree: dict[str, Any], layer: Mapping[str, Any]) -> None:
-    """Lays ``layer`` over ``tree``; another ``kind`` replaces the choice below it whole."""
+    """Lays ``layer`` over ``tree``; another ``kind`` replaces the choice below it whole.
+
+    Of a list, ``stages.2.seed`` or ``stages.shuffle.seed`` means the element of that number, or the first of
+    that kind.
+    """
     for key, value in layer.items():
         below = tree.get(key)
-        if isinstance(value, Mapping) and isinstance(below, dict):
+        if isinstance(value, Mapping) and isinstance(below, list):
+            for name, child in value.items():
+                merge(_element(below, name, key), child)
+        elif isinstance(value, Mapping) and isinstance(below, dict):
             if "kind" in value and "kind" in below and value["kind"] != below["kind"]:
                 tree[key] = dict(value)
             else:
                 merge(below, value)
         else:
             tree[key] = _copy(value)
+
+
+def _element(items: list[Any], name: str, key: str) -> Tree:
+    kinds = [str(item.get("kind", "")) if isinstance(item, dict) else "" for item in items]
+    number = kinds.index(name) if name in kinds else int(name) if name.isdecimal() else len(items)
+    if number >= len(items) or not isinstance(items[number], dict):
+        raise ConfigError(
+            f"{key}.{name} names no element of the list",
+            where="command line",
+            fix=f"Name one by its number, 0 to {len(items) - 1}, or its kind: {', '.join(kinds)}.",
+        )
+    element: Tree = items[number]
+    return element
 
 
 def _copy(value: Any) -> Any:

@@ -6,33 +6,36 @@ file is not one bad record, since nobody knows what stood behind the damage: it 
 says otherwise (``skip`` or ``quarantine``).
 """
 
-import base64
 import collections
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Annotated, Literal
+from typing import IO, Annotated, Any, Literal
 
-import orjson
 from annotated_types import Interval
 
 from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
+from groundup.corpus.quarantine import quarantine_line
+
+Offender = tuple[str, str, str]
+"""Where a bad record is, the reason, and what is particular to it."""
 
 Action = Literal["skip-malformed", "skip", "quarantine", "fail"]
 
+RECIPE_COMMAND = "groundup corpus run"  # takes the policy as settings, every other command as flags
+_SETTINGS = ("{} bad_records.action=", "{} bad_records.max_bad=", "stages.import.text_key=")
+_FLAGS = ("{} --bad-records ", "{} --max-bad ", "--key")
 DAMAGED_FILE = "damaged file"
 """The reason of a file that breaks off, or is not what its manifest records."""
 _WRONG_KEY = frozenset({"no text key", "text is not a string"})
 
 _JUDGE_AFTER_RECORDS = 1000
 _JUDGE_AFTER_BAD = 20  # a few bad ones near the beginning say nothing of the whole
-SHOWN_OFFENDERS = 20
-"""So many of the first bad records are named."""
+SHOWN_OFFENDERS = 20  # so many of the first bad records are named
 _SHOWN_IN_MESSAGE = 3
-MAX_KEPT_BYTES = 1 << 20
-"""Of a bad record in quarantine."""
 
 
 @config
@@ -57,7 +60,7 @@ class BadRecordPolicy:
 
 @config
 class BadRecordCounts:
-    """The bad records of a run as its manifest tells them; ``offenders`` names the first."""
+    """Bad records in a manifest; ``offenders`` are the first of them and every damaged file, in words."""
 
     bad: NotNegative
     by_reason: dict[str, NotNegative]
@@ -75,7 +78,8 @@ class BadRecords:
             ``detail`` and ``record`` (``record_base64`` where it is not UTF-8), cut at 1 MiB. It is kept
             when the run fails; a file of an earlier run is replaced.
         command: The command that has flags for the policy, named in messages.
-        key_setting: The flag or setting of the field that holds the text, named in messages.
+        on_bad: Told of each bad record.
+        key_setting: The flag or setting of the field that holds the text, where the command has another one.
 
     Raises:
         ConfigError: ``quarantine`` without a path.
@@ -87,18 +91,22 @@ class BadRecords:
         *,
         quarantine_path: Path | None = None,
         command: str = "groundup corpus build",
-        key_setting: str = "--key",
+        on_bad: Callable[[Offender], None] = lambda offender: None,
+        key_setting: str = "",
     ) -> None:
         if policy.action == "quarantine" and quarantine_path is None:
             raise ConfigError("the policy `quarantine` needs a file to write bad records to")
         self.policy = policy
         self.command = command
-        self._key_setting = key_setting
+        words = _SETTINGS if command == RECIPE_COMMAND else _FLAGS
+        self._action, self._max_bad, self._key = (word.format(command) for word in words)
+        self._key = key_setting or self._key
         self.quarantine_path = quarantine_path if policy.action == "quarantine" else None
+        self.on_bad = on_bad
         self.good = 0
         self.bad = 0
         self.by_reason: collections.Counter[str] = collections.Counter()
-        self.offenders: list[str] = []
+        self._first: list[Offender] = []
         self._quarantine: IO[bytes] | None = None
 
     def __enter__(self) -> "BadRecords":
@@ -109,13 +117,23 @@ class BadRecords:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._quarantine:
-            self._quarantine.close()
-            self._quarantine = None
+        self.close()
         if error is None:
             self.judge()
             if self.bad:
                 logger.warning("%s", self.summary())
+
+    @property
+    def offenders(self) -> list[str]:
+        """The first bad records and every damaged file: where, reason and detail in one phrase."""
+        return [_offender(*offender) for offender in self._first]
+
+    def close(self) -> None:
+        """Closes the quarantine."""
+        if self._quarantine:
+            os.fsync(self._quarantine.fileno())
+            self._quarantine.close()
+            self._quarantine = None
 
     def add_good(self, count: int = 1) -> None:
         """Counts records that were read well."""
@@ -136,8 +154,8 @@ class BadRecords:
         """
         self.bad += 1
         self.by_reason[reason] += 1
-        if len(self.offenders) < SHOWN_OFFENDERS or reason == DAMAGED_FILE:
-            self.offenders.append(_offender(where, reason, detail))
+        self._show([(where, reason, detail)])
+        self.on_bad((where, reason, detail))
         if self.policy.is_fatal(reason):
             raise self._fatal(where, reason, detail)
         if self.quarantine_path:
@@ -145,9 +163,7 @@ class BadRecords:
         if self.is_judged_early():
             self.judge()
 
-    def take(
-        self, good: int, by_reason: Mapping[str, int], offenders: Sequence[tuple[str, str, str]]
-    ) -> None:
+    def take(self, good: int, by_reason: Mapping[str, int], offenders: Sequence[Sequence[str]]) -> None:
         """Adds what others have counted; judges nothing.
 
         Args:
@@ -158,13 +174,39 @@ class BadRecords:
         self.good += good
         self.bad += sum(by_reason.values())
         self.by_reason.update(by_reason)
-        room = SHOWN_OFFENDERS - len(self.offenders)
-        named = [
-            offender
-            for number, offender in enumerate(offenders)
-            if number < room or offender[1] == DAMAGED_FILE
-        ]
-        self.offenders += [_offender(*offender) for offender in named]
+        self._show(offenders)
+
+    def watch(self, good: int, offenders: Sequence[Offender]) -> None:
+        """Adds what a worker has counted meanwhile, and stops a hopeless run.
+
+        Under ``quarantine`` only a fatal record stops it: the others are all gathered first.
+
+        Raises:
+            DataError: The policy does not put up with one of them, or with so many.
+        """
+        self.take(good, collections.Counter(reason for _, reason, _ in offenders), offenders)
+        self.require_none_fatal(offenders)
+        if offenders and self.policy.action != "quarantine" and self.is_judged_early():
+            self.judge()
+
+    def require_none_fatal(self, offenders: Sequence[Sequence[str]]) -> None:
+        """Refuses a record with which the policy does not put up.
+
+        Raises:
+            DataError: With its place and what to do.
+        """
+        for where, reason, detail in offenders:
+            if self.policy.is_fatal(reason):
+                raise self._fatal(where, reason, detail)
+
+    def outcome(self) -> dict[str, Any]:
+        """What ``take`` needs of this one, as JSON-like values."""
+        return {"good": self.good, "by_reason": dict(self.by_reason), "offenders": self._first}
+
+    def _show(self, offenders: Sequence[Sequence[str]]) -> None:
+        for where, reason, detail in offenders:
+            if len(self._first) < SHOWN_OFFENDERS or reason == DAMAGED_FILE:
+                self._first.append((where, reason, detail))
 
     def is_judged_early(self) -> bool:
         """Whether there are records enough to stop before the end."""
@@ -195,7 +237,7 @@ class BadRecords:
         raise DataError(
             f"{self.bad:,} of {total:,} records are bad ({self.bad / total:.3%}), more than max_bad "
             f"allows ({self.policy.max_bad:.3%}): {first}",
-            fix=f"{self._advice()} Or accept more with `{self.command} --max-bad {share:.2g}`.{kept}",
+            fix=f"{self._advice()} Or accept more with `{self._max_bad}{share:.2g}`.{kept}",
         )
 
     def summary(self) -> str:
@@ -208,14 +250,14 @@ class BadRecords:
 
     def _fatal(self, where: str, reason: str, detail: str) -> DataError:
         """The error of a record with which the policy does not put up."""
-        skip = f"`{self.command} --bad-records skip`"
+        skip = f"`{self._action}skip`"
         if reason == DAMAGED_FILE:
             return DataError(
                 f"the file is damaged: {detail}",
                 where=where,
                 fix=f"Get it or build it again, or keep what stands before the damage with {skip}.",
             )
-        mend = self._name_the_key() if reason in _WRONG_KEY else "Mend it"
+        mend = f"Name the field that holds the text with {self._key}" if reason in _WRONG_KEY else "Mend it"
         return DataError(
             f"bad record: {reason}" + (f" ({detail})" if detail else ""),
             where=where,
@@ -226,13 +268,10 @@ class BadRecords:
         """What to do about the reason of most of the bad records."""
         reason = max(self.by_reason, key=self.by_reason.__getitem__)
         if reason in _WRONG_KEY:
-            return f"{self._name_the_key()}."
+            return f"Name the field that holds the text with {self._key}."
         if reason == DAMAGED_FILE:
             return "Get it or build it again."
         return "Mend them: JSON Lines (one object a line), text in UTF-8 or Parquet is expected."
-
-    def _name_the_key(self) -> str:
-        return f"Name the field that holds the text with {self._key_setting}"
 
     def _reasons(self) -> str:
         return ", ".join(f"{reason}: {count:,}" for reason, count in self.by_reason.most_common())
@@ -252,17 +291,6 @@ def summary_of(counts: BadRecordCounts, quarantine_path: Path | None = None) -> 
     if quarantine_path and counts.bad:
         head += f"; kept in {quarantine_path}"
     return "\n  ".join([head, *counts.offenders])
-
-
-def quarantine_line(where: str, reason: str, detail: str, record: bytes) -> bytes:
-    """A bad record as a line of a quarantine file."""
-    cut = record[:MAX_KEPT_BYTES]
-    line = {"where": where, "reason": reason, "detail": detail}
-    try:
-        line["record"] = cut.decode()
-    except UnicodeDecodeError:
-        line["record_base64"] = base64.b64encode(cut).decode()
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def _offender(where: str, reason: str, detail: str) -> str:

@@ -1,7 +1,7 @@
-"""What a corpus step is: one small config class that edits a document or drops it with a reason.
+"""What a filter is: one small config class that edits a document or drops it with a reason.
 
-A step is a ``@config`` class with a ``kind`` literal and ``apply``. Its verdict depends on the document
-alone, never on the others: so steps run in any order of documents and in any number of processes. The
+A filter is a ``@config`` class with a ``kind`` literal and ``apply``. Its verdict depends on the document
+alone, never on the others: so filters run in any order of documents and in any number of processes. The
 reasons it may give stand in the return type, ``Document | Drop[Literal["too short", "too long"]]``, so
 that the type checker knows them and ``drop_reasons`` lists them.
 """
@@ -9,9 +9,7 @@ that the type checker knows them and ``drop_reasons`` lists them.
 import dataclasses
 import types
 import typing
-from typing import Any, Generic, Protocol, TypeVar
-
-from groundup.corpus.document import Document
+from typing import Any, Generic, TypeVar
 
 ReasonT_co = TypeVar("ReasonT_co", bound=str, covariant=True)
 
@@ -23,20 +21,9 @@ class Drop(Generic[ReasonT_co]):
     reason: ReasonT_co
 
 
-class CorpusStep(Protocol):
-    """One rule of cleaning."""
-
-    @property
-    def kind(self) -> str:
-        """Names the step in configs and in the counts of what was dropped."""
-
-    def apply(self, document: Document) -> Document | Drop[str]:
-        """The document as it should be, or why it should not be."""
-
-
-def drop_reasons(step: type) -> tuple[str, ...]:
-    """The reasons with which a step may drop a document, from the return type of its ``apply``."""
-    returned = typing.get_type_hints(step.apply)["return"]  # type: ignore[attr-defined]
+def drop_reasons(filter_class: type) -> tuple[str, ...]:
+    """The reasons with which a filter may drop a document, from the return type of its ``apply``."""
+    returned = typing.get_type_hints(filter_class.apply)["return"]  # type: ignore[attr-defined]
     members = typing.get_args(returned) if isinstance(returned, types.UnionType) else _members(returned)
     return tuple(
         reason

@@ -20,19 +20,6 @@ class DamagedParquet(DamagedFile):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Rows:
-    """Some rows.
-
-    Attributes:
-        columns: For each column that was asked for, the values: strings as UTF-8 bytes, not yet decoded.
-        urls: The values of ``url`` (or ``meta.url``); None where there is no such column.
-    """
-
-    columns: list[list[Any]]
-    urls: list[Any] | None
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class RowGroup:
     """What a file's footer says of a row group."""
 
@@ -51,15 +38,16 @@ def row_groups(path: Path) -> list[RowGroup]:
 
 
 def read_rows(
-    path: Path, columns: Sequence[str], *, begin: int = 0, end: int = 0
-) -> Iterator[tuple[Rows, float]]:
-    """Reads columns of some row groups, about half a megabyte at a time.
+    path: Path, columns: Sequence[str] | None, *, begin: int = 0, end: int = 0, required: str = ""
+) -> Iterator[tuple[list[dict[str, Any]], float]]:
+    """Reads rows of some row groups, about half a megabyte at a time; strings come as UTF-8 bytes.
 
     Args:
         path: The file.
-        columns: Their names; ``url`` is read besides where there is one.
+        columns: Their names, ``url`` or ``meta.url`` being read besides where there is one; None for all.
         begin: First row group.
         end: One past the last; 0 for all.
+        required: A column that must be there where ``columns`` is None.
 
     Yields:
         Rows, and which share they are of all that are read.
@@ -71,36 +59,14 @@ def read_rows(
     """
     with _open(path) as file:
         schema = file.schema_arrow
-        require_columns(path, columns, schema.names)
-        url = _url_column(schema)
-        wanted = list(dict.fromkeys([*columns, *([url] if url else [])]))
+        require_columns(path, [required] if columns is None else columns, schema.names)
+        wanted = schema.names if columns is None else list(dict.fromkeys([*columns, *_url_columns(schema)]))
         total = sum(_row_group(file, n).num_rows for n in range(begin, end or file.metadata.num_row_groups))
         for batch in _batches(path, file, wanted, begin, end):
-            values = [_values(batch.column(name)) for name in columns]
-            urls = None
-            if url == "url":
-                urls = _values(batch.column("url"))
-            elif url:
-                urls = [meta and meta.get("url") for meta in batch.column("meta").to_pylist()]
-            yield Rows(values, urls), batch.num_rows / total
-
-
-def read_dicts(path: Path, required: str) -> Iterator[tuple[dict[str, Any], float]]:
-    """Reads every row as a dictionary of values like JSON's, and which share it is of the file.
-
-    Raises:
-        DataError: The required column is missing.
-        DamagedParquet: The file breaks off; what was yielded is good.
-        MachineError: pyarrow is not installed.
-    """
-    with _open(path) as file:
-        names = file.schema_arrow.names
-        require_columns(path, [required], names)
-        total = max(1, file.metadata.num_rows)
-        for batch in _batches(path, file, names, 0, 0):
-            columns = [_values(batch.column(name)) for name in names]
-            for row in zip(*columns, strict=True):
-                yield dict(zip(names, row, strict=True)), 1 / total
+            names = batch.schema.names
+            values = [_values(batch.column(name)) for name in names]
+            rows = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+            yield rows, len(rows) / total
 
 
 def require_columns(path: Path, columns: Sequence[str], there: Sequence[str]) -> None:
@@ -185,16 +151,16 @@ def _batches(path: Path, file: Any, columns: Sequence[str], begin: int, end: int
             raise _of(error, path) from None
 
 
-def _url_column(schema: Any) -> str:
+def _url_columns(schema: Any) -> list[str]:
     import pyarrow
 
     if "url" in schema.names:
-        return "url"
+        return ["url"]
     if "meta" in schema.names:
         meta = schema.field("meta").type
         if pyarrow.types.is_struct(meta) and any(field.name == "url" for field in meta):
-            return "meta.url"
-    return ""
+            return ["meta.url"]
+    return []
 
 
 def _values(column: Any) -> list[Any]:

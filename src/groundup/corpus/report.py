@@ -1,44 +1,13 @@
 """What building a corpus read, kept and dropped, counted as it goes and kept in the manifest."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from groundup.core.config_class import NotNegative, config
-from groundup.corpus.bad_records import BadRecordCounts, BadRecords
+from groundup.corpus.corpus_manifest import CorpusCounts, CorpusManifest
 
 _NUM_EXAMPLES = 3
-
-
-@config
-class Dropped:
-    """The documents that one rule dropped for one reason.
-
-    Attributes:
-        rule: The step's ``kind``, or ``exact_duplicate`` or ``empty``.
-        reason: Why.
-        documents: How many.
-        bytes: Their text as read, UTF-8.
-        examples: The ids of the first three.
-    """
-
-    rule: str
-    reason: str
-    documents: NotNegative
-    bytes: NotNegative
-    examples: tuple[str, ...]
-
-
-@config
-class CorpusCounts:
-    """What a corpus manifest counts; see ``CorpusReport``."""
-
-    documents_read: NotNegative
-    bytes_read: NotNegative
-    documents: NotNegative
-    bytes: NotNegative
-    edited: dict[str, NotNegative]
-    dropped: tuple[Dropped, ...]
-    bad_records: BadRecordCounts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,57 +17,43 @@ class CorpusReport:
     Attributes:
         output_dir: The corpus folder.
         fingerprint: Of its config and inputs.
-        documents_read: Documents in the sources, without bad records.
-        bytes_read: Of those.
-        documents: Documents kept.
-        bytes: Of those, after editing.
-        edited: Step -> how many documents it changed.
-        dropped: By rule and reason.
-        bad_records: How many records could not be read.
-        bad_by_reason: Reason -> how many.
+        counts: What was read, kept and dropped.
+        files: Names of the files of documents.
         reused: The corpus was there already and nothing was done.
     """
 
     output_dir: Path
     fingerprint: str
-    documents_read: int
-    bytes_read: int
-    documents: int
-    bytes: int
-    edited: dict[str, int]
-    dropped: tuple[Dropped, ...]
-    bad_records: int
-    bad_by_reason: dict[str, int]
+    counts: CorpusCounts
+    files: tuple[str, ...]
     reused: bool
 
-    @property
-    def documents_path(self) -> Path:
-        """The documents, one JSON object a line, compressed with Zstandard."""
-        return self.output_dir / "documents.jsonl.zst"
-
     @classmethod
-    def from_counts(
-        cls, output_dir: Path, fingerprint: str, counts: CorpusCounts, *, reused: bool
-    ) -> "CorpusReport":
-        """The report that a manifest's counts give."""
+    def of(cls, output_dir: Path, manifest: CorpusManifest, *, reused: bool) -> "CorpusReport":
+        """The report that a manifest gives."""
         return cls(
             output_dir=output_dir,
-            fingerprint=fingerprint,
-            documents_read=counts.documents_read,
-            bytes_read=counts.bytes_read,
-            documents=counts.documents,
-            bytes=counts.bytes,
-            edited=counts.edited,
-            dropped=counts.dropped,
-            bad_records=counts.bad_records.bad,
-            bad_by_reason=counts.bad_records.by_reason,
+            fingerprint=manifest.fingerprint,
+            counts=manifest.counts,
+            files=tuple(manifest.documents),
             reused=reused,
         )
 
+    @property
+    def documents_paths(self) -> list[Path]:
+        """The files of documents, one JSON object a line, compressed with Zstandard."""
+        return [self.output_dir / name for name in self.files]
+
+    @property
+    def documents_glob(self) -> Path:
+        """What means these files on a command line."""
+        return self.documents_paths[0] if len(self.files) == 1 else self.output_dir / "documents-*.jsonl.zst"
+
     def table(self) -> str:
         """The report as a few aligned lines: documents, bytes, share of the bytes read."""
-        edited = self.bytes - (self.bytes_read - sum(dropped.bytes for dropped in self.dropped))
-        rows = [("read", f"{self.documents_read:,}", f"{self.bytes_read:,}", "")]
+        counts, bad = self.counts, self.counts.bad_records
+        edited = counts.bytes - (counts.bytes_read - sum(dropped.bytes for dropped in counts.dropped))
+        rows = [("read", f"{counts.documents_read:,}", f"{counts.bytes_read:,}", "")]
         rows += [
             (
                 f"dropped, {entry.rule}: {entry.reason}",
@@ -106,16 +61,16 @@ class CorpusReport:
                 f"-{entry.bytes:,}" if entry.bytes else "0",
                 "e.g. " + ", ".join(entry.examples[:2]),
             )
-            for entry in self.dropped
+            for entry in counts.dropped
         ]
         if edited:
-            by_step = ", ".join(f"{step} {count:,}" for step, count in self.edited.items() if count)
+            by_step = ", ".join(f"{step} {count:,}" for step, count in counts.edited.items() if count)
             rows.append(("edited", "", f"{edited:+,}", f"documents: {by_step}"))
-        share = f"{self.bytes / self.bytes_read:.1%} of the bytes" if self.bytes_read else ""
-        rows.append(("kept", f"{self.documents:,}", f"{self.bytes:,}", share))
-        if self.bad_records:
-            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in self.bad_by_reason.items())
-            rows.append(("bad records", f"{self.bad_records:,}", "", reasons))
+        share = f"{counts.bytes / counts.bytes_read:.1%} of the bytes" if counts.bytes_read else ""
+        rows.append(("kept", f"{counts.documents:,}", f"{counts.bytes:,}", share))
+        if bad.bad:
+            reasons = ", ".join(f"{reason}: {count:,}" for reason, count in bad.by_reason.items())
+            rows.append(("bad records", f"{bad.bad:,}", "", reasons))
         rows.insert(0, ("", "documents", "bytes", ""))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         return "\n".join(
@@ -125,38 +80,49 @@ class CorpusReport:
 
 
 class Tally:
-    """Counts while documents pass."""
+    """Counts what happens to documents, in one task or, added up, in all."""
 
     def __init__(self) -> None:
-        self.documents_read = 0
-        self.bytes_read = 0
         self.documents = 0
         self.bytes = 0
         self.edited: dict[str, int] = {}
         self._dropped: dict[tuple[str, str], tuple[int, int, list[str]]] = {}
 
+    def keep(self, size_bytes: int) -> None:
+        """Counts a document that is kept."""
+        self.documents += 1
+        self.bytes += size_bytes
+
     def drop(self, rule: str, reason: str, document_id: str, size_bytes: int) -> None:
         """Counts a dropped document."""
-        documents, total, examples = self._dropped.get((rule, reason), (0, 0, []))
-        if documents < _NUM_EXAMPLES:
-            examples.append(document_id)
-        self._dropped[rule, reason] = (documents + 1, total + size_bytes, examples)
+        self._drop(rule, reason, 1, size_bytes, [document_id])
 
     def edit(self, rule: str) -> None:
-        """Counts a document that a step changed."""
+        """Counts a document that a filter changed."""
         self.edited[rule] = self.edited.get(rule, 0) + 1
 
-    def counts(self, bad_records: BadRecords) -> CorpusCounts:
-        """Everything counted, for the manifest."""
-        return CorpusCounts(
-            documents_read=self.documents_read,
-            bytes_read=self.bytes_read,
-            documents=self.documents,
-            bytes=self.bytes,
-            edited=dict(sorted(self.edited.items())),
-            dropped=tuple(
-                Dropped(rule=rule, reason=reason, documents=count, bytes=size, examples=tuple(examples))
+    def add(self, result: Mapping[str, Any]) -> None:
+        """Adds what the ``counts`` of a task gave."""
+        self.documents += result["documents"]
+        self.bytes += result["bytes"]
+        for rule, count in result["edited"].items():
+            self.edited[rule] = self.edited.get(rule, 0) + count
+        for entry in result["dropped"]:
+            self._drop(entry["rule"], entry["reason"], entry["documents"], entry["bytes"], entry["examples"])
+
+    def counts(self) -> dict[str, Any]:
+        """Everything counted, as JSON-like values."""
+        return {
+            "documents": self.documents,
+            "bytes": self.bytes,
+            "edited": dict(sorted(self.edited.items())),
+            "dropped": [
+                {"rule": rule, "reason": reason, "documents": count, "bytes": size, "examples": examples}
                 for (rule, reason), (count, size, examples) in sorted(self._dropped.items())
-            ),
-            bad_records=bad_records.counts(),
-        )
+            ],
+        }
+
+    def _drop(self, rule: str, reason: str, documents: int, size_bytes: int, examples: list[str]) -> None:
+        count, size, shown = self._dropped.get((rule, reason), (0, 0, []))
+        shown = [*shown, *examples][:_NUM_EXAMPLES]
+        self._dropped[rule, reason] = (count + documents, size + size_bytes, shown)

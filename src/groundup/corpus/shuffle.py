@@ -1,123 +1,129 @@
-"""A seeded shuffle of lines that need not fit in memory.
+"""The stage that shuffles documents, however many.
 
-Line number ``index`` gets the random key ``xxh3_64(index, seed)``, and the lines are put in the order of
-their keys. So the result is a pure function of (seed, input order): how much memory there is and into how
-many buckets the lines are scattered change nothing.
+Document number ``index`` of the whole input gets the random key ``xxh3_64(index, seed)``, and the documents
+are put in the order of their keys. So the order depends on
+the seed and the order before alone: not on the number of shards, nor on who does what.
 """
 
-import shutil
+import dataclasses
+import itertools
 import struct
-from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated, Literal
 
+import pydantic
 import xxhash
+import zstandard
 
-DEFAULT_MEMORY_BYTES = 1 << 28
-DEFAULT_NUM_BUCKETS = 256
+from groundup.core.config import config
+from groundup.core.executor.tasks import Done, Report
+from groundup.core.files import atomic_write
+from groundup.corpus.document import from_json_line, text_bytes
+from groundup.corpus.shard import Shard, read_lines, write_shard
+from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
 _HEADER = struct.Struct("<QQI")  # key, index, length of the line in bytes
-_LINE_OVERHEAD_BYTES = 200  # what an entry of _Held takes beside the line, about
+_LEVEL = 1
 
 
-def shuffle_lines(
-    lines: Iterable[bytes],
-    *,
-    seed: int,
-    scratch_dir: Path,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
-    num_buckets: int = DEFAULT_NUM_BUCKETS,
-) -> Iterator[bytes]:
-    """The lines in a random order.
+@config
+class Shuffle(BarrierStage):
+    """Puts the documents in a random order.
 
-    Lines of up to ``memory_bytes`` in all are sorted in memory. More are scattered by key into files in
-    ``scratch_dir`` (they take as much disk as the lines themselves) and sorted bucket by bucket: memory
-    is then ``memory_bytes`` or the largest bucket, about the whole divided by ``num_buckets``.
+    A worker holds the text of one shard: more shards need less memory.
 
-    Args:
-        lines: What to shuffle; each under 4 GiB.
-        seed: 0 to 2^64-1.
-        scratch_dir: A folder for the buckets; made when needed and removed at the end.
-        memory_bytes: How much may be held in memory.
-        num_buckets: Into how many files to scatter; each is held open meanwhile.
+    Attributes:
+        seed: Another seed is another order.
     """
-    held = _Held()
-    buckets: _Buckets | None = None
-    try:
-        for index, line in enumerate(lines):
-            held.add(xxhash.xxh3_64_intdigest(index.to_bytes(8, "little"), seed=seed), index, line)
-            if held.size_bytes > memory_bytes:
-                buckets = buckets or _Buckets(scratch_dir, num_buckets)
-                buckets.scatter(held)
-                held = _Held()
-        if buckets is None:
-            yield from held.in_order()
-            return
-        buckets.scatter(held)
-        held = _Held()
-        yield from buckets.gather()
-    finally:
-        if buckets is not None:
-            buckets.remove()
+
+    kind: Literal["shuffle"] = "shuffle"
+    seed: Annotated[int, pydantic.Field(ge=0, lt=1 << 64)] = 0
+
+    def phases(self, run: StageRun) -> Phases:
+        """Each shard scattered by key; each new shard gathered and sorted."""
+        counts = [result["documents"] for result in run.input_results]
+        before = itertools.accumulate(counts, initial=0)
+        scatter = [
+            run.task("scatter", shard.number, (shard, first))
+            for shard, first in zip(run.inputs, before, strict=False)
+        ]
+        yield Phase(
+            name="shuffle: scatter",
+            tasks=scatter,
+            work=_Scatter(run.folder, self.seed),
+            total_bytes=run.input_bytes,
+        )
+        yield Phase(
+            name="shuffle: gather",
+            tasks=run.last_tasks(run.outputs),
+            work=_Gather(run.folder, run.keep_dropped),
+            total_bytes=sum((run.folder / f"{task.name}.bin").stat().st_size for task in scatter),
+        )
 
 
-class _Held:
-    """Lines in memory, end to end in one buffer: as objects of their own they fragment the heap."""
-
-    def __init__(self) -> None:
-        self._content = bytearray()
-        self._entries: list[tuple[int, int, int, int]] = []  # key, index, begin, end
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self._content) + _LINE_OVERHEAD_BYTES * len(self._entries)
-
-    def add(self, key: int, index: int, line: bytes) -> None:
-        begin = len(self._content)
-        self._content += line
-        self._entries.append((key, index, begin, len(self._content)))
-
-    def __iter__(self) -> Iterator[tuple[int, int, bytes]]:
-        """Key, index and line, as they were added."""
-        for key, index, begin, end in self._entries:
-            yield key, index, bytes(self._content[begin:end])
-
-    def in_order(self) -> Iterator[bytes]:
-        """The lines by key."""
-        self._entries.sort()
-        for _, _, begin, end in self._entries:
-            yield bytes(self._content[begin:end])
+def key_of(index: int, seed: int) -> int:
+    """The place of a document in the order of a seed, 0 to 2^64 - 1."""
+    return xxhash.xxh3_64_intdigest(index.to_bytes(8, "little"), seed=seed)
 
 
-class _Buckets:
-    """Files of keyed lines; every key of one is below every key of the next."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Scatter:
+    """Writes the lines of a shard with their keys, by the shard that they go to."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._folder = folder
-        self._count = count
-        folder.mkdir(parents=True, exist_ok=True)
-        self._files = [(folder / f"bucket-{number:05d}").open("wb") for number in range(count)]
+    folder: Path
+    seed: int
 
-    def scatter(self, held: _Held) -> None:
-        for key, index, line in held:
-            file = self._files[key * self._count >> 64]
-            file.write(_HEADER.pack(key, index, len(line)))
-            file.write(line)
+    def __call__(self, task_input: tuple[Shard, int], report: Report) -> Done:
+        shard, first = task_input
+        sections = [bytearray() for _ in range(shard.total)]
+        for index, line in enumerate(read_lines(shard, on_read=report), first):
+            key = key_of(index, self.seed)
+            section = sections[key * shard.total >> 64]
+            section += _HEADER.pack(key, index, len(line))
+            section += line
+        compressor = zstandard.ZstdCompressor(level=_LEVEL)
+        path = self.folder / f"scatter-{shard.number:05d}.bin"
+        sizes = []
+        with atomic_write(path) as file:
+            file.write(bytes(8 * shard.total))
+            for section in sections:
+                sizes.append(file.write(compressor.compress(section)) if section else 0)
+                section.clear()
+            file.seek(0)
+            file.write(struct.pack(f"<{shard.total}Q", *itertools.accumulate(sizes)))
+        return Done(files=[path.name], result={})
 
-    def gather(self) -> Iterator[bytes]:
-        """All lines by key; each bucket's file is removed when it is in memory."""
-        for file in self._files:
-            file.close()
-        for number in range(self._count):
-            path = self._folder / f"bucket-{number:05d}"
-            held = _Held()
-            with path.open("rb") as bucket:
-                while header := bucket.read(_HEADER.size):
-                    key, index, size = _HEADER.unpack(header)
-                    held.add(key, index, bucket.read(size))
-            path.unlink()
-            yield from held.in_order()
 
-    def remove(self) -> None:
-        for file in self._files:
-            file.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Gather:
+    """Writes a shard from what all tasks before have scattered to it."""
+
+    folder: Path
+    keep_dropped: bool
+
+    def __call__(self, shard: Shard, report: Report) -> Done:
+        content = bytearray()
+        for number in range(shard.total):
+            packed = self._section(number, shard)
+            report(len(packed))
+            if packed:
+                content += zstandard.ZstdDecompressor().decompress(packed)
+        entries = []
+        at = 0
+        while at < len(content):
+            key, index, size = _HEADER.unpack_from(content, at)
+            at += _HEADER.size
+            entries.append((key, index, at, at + size))
+            at += size
+        entries.sort()
+        with write_shard(shard, keep_dropped=self.keep_dropped) as out:
+            for _, _, begin, end in entries:
+                line = bytes(content[begin:end])
+                out.keep_line(line, text_bytes(from_json_line(line).text))
+        return out.done()
+
+    def _section(self, number: int, shard: Shard) -> bytes:
+        with (self.folder / f"scatter-{number:05d}.bin").open("rb") as file:
+            ends = (0, *struct.unpack(f"<{shard.total}Q", file.read(8 * shard.total)))
+            file.seek(8 * shard.total + ends[shard.number])
+            return file.read(ends[shard.number + 1] - ends[shard.number])

@@ -9,6 +9,8 @@ from typing import Literal
 
 from groundup.core.errors import DataError
 from groundup.core.log import logger
+from groundup.core.manifest import fingerprint
+from groundup.corpus.corpus_manifest import MANIFEST, find_corpus_manifest
 
 JSON_ENDINGS = frozenset({".jsonl", ".json", ".ndjson"})
 _PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc", ".log")
@@ -53,6 +55,7 @@ PARQUET_ENDING = ".parquet"
 COMPRESSED_ENDINGS = frozenset({".gz", ".zst"})
 _UNREADABLE_ENDINGS = {".arrow": "Arrow", ".zip": "zip", ".tar": "tar", ".xz": "xz"}
 _MAGIC = frozenset("*?[")
+_LISTED = 1000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -108,9 +111,9 @@ def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None)
     """The files that the sources mean, each once, in the order of the sources.
 
     A folder means the text, JSONL and Parquet files in it and in its subfolders, sorted by relative path;
-    hidden ones and ``__pycache__`` are passed over, and so are files with other endings (a log line counts
-    them). A glob (``*``, ``?``, ``[...]``, ``**``) means the files it matches, sorted; a file means
-    itself, whatever its ending.
+    hidden ones, ``__pycache__`` and ``manifest.json`` are passed over, and so are files with other endings (a
+    log line counts them). A corpus folder, wherever it lies, means its documents. A glob (``*``, ``?``,
+    ``[...]``, ``**``) means the files it matches, sorted; a file means itself, whatever its ending.
 
     Args:
         sources: Files, folders and globs.
@@ -193,6 +196,9 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not _passed_over(name))
+        if MANIFEST in names and (corpus := find_corpus_manifest(Path(root))):
+            folders.clear()
+            names = corpus.documents
         for name in names:
             path = Path(root, name)
             if _passed_over(name) or not path.is_file():
@@ -217,7 +223,7 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _passed_over(name: str) -> bool:
-    return name.startswith(".") or name == "__pycache__"
+    return name.startswith(".") or name in ("__pycache__", "manifest.json")
 
 
 def _fixed_parts(pattern: Path) -> Iterator[str]:
@@ -236,3 +242,13 @@ def printable(path: Path) -> str:
 def _unicode(name: str) -> str:
     """A file name as valid Unicode: bytes that are not UTF-8 become the replacement character."""
     return os.fsencode(name).decode("utf-8", "replace")
+
+
+def describe_sources(files: Sequence[SourceFile]) -> dict[str, str]:
+    """File -> size and time of change; one fingerprint of all where they are many."""
+    described = {
+        ascii(str(file.path))[1:-1]: f"{file.size_bytes} bytes, changed {file.mtime_ns} ns" for file in files
+    }
+    if len(described) > _LISTED:
+        return {f"{len(described)} files": fingerprint(described)}
+    return described

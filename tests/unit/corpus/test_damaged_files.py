@@ -14,11 +14,13 @@ from groundup.__main__ import main
 from groundup.cli import corpus, tokenizer, tokens
 from groundup.cli.options import TokenizerOptions
 from groundup.core.errors import DataError
+from groundup.core.executor.tasks import SerialRunner
 from groundup.core.files import read_json
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
-from groundup.corpus.build import CorpusConfig, build_corpus
 from groundup.corpus.document import Document, to_json_line
+from groundup.corpus.pipeline import run_recipe
 from groundup.corpus.read_documents import read_documents
+from groundup.corpus.recipe import default_recipe
 from groundup.eval.token_data import open_tokens
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
@@ -37,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A corpus folder of ours."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "in.jsonl").write_bytes(b"".join(lines()))
-    build_corpus(CorpusConfig(output_dir=folder / "corpus", sources=(folder / "in.jsonl",)))
+    run_recipe(default_recipe([folder / "in.jsonl"]), folder / "corpus", SerialRunner())
     return folder / "corpus"
 
 
@@ -45,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ours(whole: Path, tmp_path: Path) -> Path:
     """Its documents in a copy of the folder."""
     shutil.copytree(whole, tmp_path / "corpus")
-    return tmp_path / "corpus" / "documents.jsonl.zst"
+    return tmp_path / "corpus" / "documents-00000-of-00001.jsonl.zst"
 
 
 def flip(path: Path, place: float) -> None:
@@ -57,7 +59,7 @@ def flip(path: Path, place: float) -> None:
 def readers(path: Path, folder: Path):
     """Every verb that reads documents, as a call without arguments."""
     return {
-        "corpus build": lambda **flags: corpus.build(path, out=folder / "again", **flags),
+        "corpus build": lambda **flags: corpus.build(path, out=folder / "again", workers=0, **flags),
         "tokenizer train": lambda **flags: tokenizer.train(path, out=folder / "t", vocab_size=300, **flags),
         "tokens build": lambda **flags: tokens.build(
             path,

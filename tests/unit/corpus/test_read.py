@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.corpus import read_documents as read_module
+from groundup.corpus import line_blocks
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.document import Document, from_json_line, text_bytes, to_json_line
 from groundup.corpus.python_library import find_python_library, read_python_library
@@ -194,7 +194,8 @@ def test_what_stands_before_the_damage_is_kept(tmp_path, ending, compress, damag
 
 
 def test_a_line_beyond_the_limit_is_a_bad_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_module, "MAX_RECORD_BYTES", 20)
+    monkeypatch.setattr(line_blocks, "MAX_RECORD_BYTES", 20)
+    monkeypatch.setattr(line_blocks, "_BLOCK_BYTES", 16)
     path = tmp_path / "f.jsonl"
     path.write_bytes(lines({"text": "x" * 90}, {"text": "a"}))
     documents, bad = read(path)
@@ -260,8 +261,8 @@ def test_quarantine_keeps_the_records(tmp_path):
     ):  # kept for a failed run too
         list(read_documents([tmp_path / "f.jsonl"], bad_records=bad))
     first, second = map(json.loads, path.read_text().splitlines())
-    assert (first["where"], first["record"]) == (f"{tmp_path}/f.jsonl:1", '{"text": 1}\n')
-    assert second["record_base64"] == "/wo="
+    assert (first["where"], first["record"]) == (f"{tmp_path}/f.jsonl:1", '{"text": 1}')
+    assert second["record_base64"] == "/w=="
     with pytest.raises(ConfigError):
         BadRecords(policy)
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from groundup.core.errors import ConfigError, DataError, MachineError
+from groundup.core.executor.run import run_tasks
+from groundup.core.executor.tasks import Markers, ProcessRunner, Task
 from groundup.corpus.bad_records import BadRecordPolicy
-from groundup.corpus.blocks import Block
+from groundup.corpus.source_ranges import cut_into_parts
+from groundup.corpus.sources import find_source_files
 from groundup.tokens.dataset.dataset_manifest import manifest_path, tokenizer_of
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
 from groundup.tokens.tokenize import build_tokens
-from groundup.tokens.tokenize.tokenize_batch import Batch, BatchTokenizer
-from groundup.tokens.tokenize.workers import tokenize_batches, tokenizing_processes
+from groundup.tokens.tokenize.tokenize_part import TokenizePart
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 
@@ -166,17 +168,16 @@ class _Deadly:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork and SIGKILL")
-def test_a_killed_worker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "groundup.core.executor.local._start_method", lambda: "fork"
     )  # tests are not importable
-    tokenize = BatchTokenizer(_Deadly(), ("text",), True, "uint16")  # type: ignore[arg-type]
-    batches = [Batch(0, [Block(0, b'{"text": "a"}', "lines")], 13, False)] * 5
-    with (
-        tokenizing_processes(1, tokenize) as workers,
-        pytest.raises(MachineError, match=r"exit code -9 \(SIGKILL\) while tokenizing"),
-    ):
-        list(tokenize_batches(batches, tokenize, workers))
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n')
+    (part,) = cut_into_parts(find_source_files([tmp_path / "in.jsonl"]), 1 << 20)
+    work = TokenizePart(_Deadly(), ("text",), True, "uint16", tmp_path, False)  # type: ignore[arg-type]
+    tasks = [Task(name=part.name, fingerprint="", input=part)]
+    with pytest.raises(MachineError, match=r"exit code -9 \(SIGKILL\) in part-000000"):
+        run_tasks(tasks, work, Markers(tmp_path), ProcessRunner(workers=1), on_report=print)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")

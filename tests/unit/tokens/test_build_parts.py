@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
 from groundup.corpus.bad_records import BadRecordPolicy
+from groundup.corpus.source_ranges import cut_into_parts
 from groundup.corpus.sources import find_source_files
 from groundup.tokens.dataset.dataset_manifest import manifest_path
 from groundup.tokens.dataset.document_sources import DocumentSource, DocumentSources, document_sources_path
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path
-from groundup.tokens.tokenize import build_rank, build_tokens, part_files
-from groundup.tokens.tokenize.parts import cut_into_parts
+from groundup.tokens.tokenize import build_rank, build_tokens, part_writer
 from groundup.tokens.tokenizer.base import Tokenizer
 
 ANY = BadRecordPolicy(action="quarantine", max_bad=1.0)
@@ -324,9 +324,9 @@ def test_ctrl_c_ends_all_and_the_next_run_continues(
     code = BUILD.replace("1 << 13", str(part_bytes)).replace(
         "log.set_up()",
         "log.set_up()\n"
-        "import time, groundup.tokens.tokenize.part_files as files\n"
-        "plain = files.PartWriter.add\n"
-        "files.PartWriter.add = lambda *arguments: plain(*arguments) or time.sleep(600)\n",
+        "import time, groundup.tokens.tokenize.part_writer as files\n"
+        "plain = files.PartWriter.flush\n"
+        "files.PartWriter.flush = lambda *arguments: (plain(*arguments), time.sleep(600))[0]\n",
     )
     command = [sys.executable, "-c", code, str(corpus), str(prefix), str(tmp_path / "tokenizer"), "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as build:
@@ -470,14 +470,14 @@ def test_space_is_asked_for_before_the_work_and_before_the_join(
 def test_a_file_that_changes_while_it_is_read_is_refused(
     corpus: Path, small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = part_files.PartWriter.add
+    plain = part_writer.PartWriter.flush
 
-    def add(self: Any, batch: Any, result: Any) -> Any:
+    def flush(self: Any) -> Any:
         with (corpus / "a.jsonl").open("a") as file:
             file.write('{"text": "more"}\n')
-        return plain(self, batch, result)
+        return plain(self)
 
-    monkeypatch.setattr(part_files.PartWriter, "add", add)
+    monkeypatch.setattr(part_writer.PartWriter, "flush", flush)
     with pytest.raises(DataError, match=r"a\.jsonl: was changed while it was read"):
         build_tokens([corpus], tmp_path / "out", small_tokenizer, workers=0, bad_records=ANY)
     assert not list((tmp_path / "out_parts").glob("part-*"))
@@ -496,7 +496,7 @@ def test_files_of_others_in_the_folder_of_parts_are_left(
 def test_a_long_line_and_a_line_too_long(
     small_tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("groundup.corpus.blocks.MAX_RECORD_BYTES", 3 << 20)
+    monkeypatch.setattr("groundup.corpus.line_blocks.MAX_RECORD_BYTES", 3 << 20)
     path = tmp_path / "in.jsonl"
     texts = ["a", "cat " * 700_000, "b", "dog " * 1_000_000, "c"]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Literal
 
 from groundup.core.errors import ConfigError, MachineError
+from groundup.core.executor.tasks import ProcessRunner, SerialRunner
 
 _UNSAFE_TO_FORK = frozenset({"torch", "tokenizers", "pyarrow", "ray"})
 
@@ -73,6 +74,12 @@ def number_of_workers(workers: int | None) -> int:
     if workers < 0:
         raise ConfigError(f"{workers} processes", where="workers", fix="Give 0 or more.")
     return workers
+
+
+def runner_of(workers: int | None) -> SerialRunner | ProcessRunner:
+    """Who does tasks on this machine, by the setting that ``number_of_workers`` takes: 0 is this process."""
+    number = number_of_workers(workers)
+    return ProcessRunner(workers=number) if number else SerialRunner()
 
 
 def _start_method() -> Literal["fork", "spawn"]:

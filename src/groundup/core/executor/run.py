@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from groundup.core.executor.local import Worker, worker_processes
 from groundup.core.executor.ray import run_on_ray
-from groundup.core.executor.tasks import Markers, ProcessRunner, RayRunner, Report, SerialRunner, Task, Work
+from groundup.core.executor.tasks import AnyRunner, Markers, ProcessRunner, Report, SerialRunner, Task, Work
 
 I = TypeVar("I")  # noqa: E741  # a task's input
 
@@ -20,7 +20,7 @@ def run_tasks(
     tasks: Sequence[Task[I]],
     work: Work[I],
     markers: Markers,
-    runner: SerialRunner | ProcessRunner | RayRunner,
+    runner: AnyRunner,
     *,
     on_report: Report,
 ) -> None:
@@ -43,7 +43,7 @@ def run_tasks(
                 markers.mark(task, work(task.input, on_report))
         case ProcessRunner():
             _run_in_processes(tasks, work, markers, runner.workers, on_report)
-        case RayRunner():
+        case _:
             for report in run_on_ray(tasks, work, markers, runner.address, runner.workers):
                 on_report(report)
 

@@ -87,7 +87,7 @@ class RayRunner:
     kind: Literal["ray"] = "ray"
 
 
-Runner = SerialRunner | ProcessRunner | RayRunner
+AnyRunner = SerialRunner | ProcessRunner | RayRunner
 
 
 class Markers:

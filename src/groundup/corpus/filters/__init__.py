@@ -1,6 +1,6 @@
-"""The steps of cleaning: this union is their registry.
+"""The filters of the stage `clean`: this union is their registry.
 
-To add one, write its file here, with the source of its rule, and add its class to ``Step``.
+To add one, write its file here, with the source of its rule, and add its class to ``Filter``.
 """
 
 from typing import Annotated
@@ -10,6 +10,6 @@ from groundup.corpus.filters.fix_unicode import FixUnicode
 from groundup.corpus.filters.length import Length
 from groundup.corpus.filters.normalize_whitespace import NormalizeWhitespace
 
-Step = Annotated[FixUnicode | NormalizeWhitespace | Length, ByKind]
+Filter = Annotated[FixUnicode | NormalizeWhitespace | Length, ByKind]
 
-__all__ = ["FixUnicode", "Length", "NormalizeWhitespace", "Step"]
+__all__ = ["Filter", "FixUnicode", "Length", "NormalizeWhitespace"]

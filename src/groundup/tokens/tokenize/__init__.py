@@ -13,11 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError, MachineError
-from groundup.core.executor.local import number_of_workers
+from groundup.core.executor.local import runner_of
 from groundup.core.executor.tasks import RayRunner, pending, share_of_rank
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.tokens.dataset.dataset_manifest import TokensCounts
-from groundup.tokens.tokenize.parts import PART_BYTES
 from groundup.tokens.tokenize.steps import Build
 from groundup.tokens.tokenizer.base import Tokenizer
 
@@ -64,7 +63,7 @@ def build_tokens(
     workers: int | None = None,
     bad_records: BadRecordPolicy | None = None,
     ray: RayRunner | None = None,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int | None = None,
 ) -> TokensReport:
     """Writes ``{prefix}_{key}_document.{bin,idx,sources.npz,json}`` and ``{prefix}_tokenizer/``.
 
@@ -80,7 +79,7 @@ def build_tokens(
         workers: Processes; None for one on each core, 0 for none.
         bad_records: What to do with malformed records.
         ray: Do the parts on a Ray cluster instead.
-        part_bytes: About how much of the input is a part; changes no byte of the result.
+        part_bytes: About how much of the input is a part; changes no byte of the result; None is a 64th.
 
     Raises:
         DataError: A source is missing, nothing was left to write, or as ``bad_records`` decides.
@@ -92,12 +91,12 @@ def build_tokens(
         seconds = time.monotonic() - began
         return TokensReport(prefixes=build.prefixes, counts=counts, reused=True, seconds=seconds)
     build.require_replaceable()
-    num_workers = number_of_workers(workers)
+    runner = ray or runner_of(workers)
     with _writing(prefix), build.locked(shared=False):
         try:
             build.cut(part_bytes)
             build.clean()
-            build.do(build.pending(), num_workers, ray)
+            build.do(build.pending(), runner)
             counts = build.join()
         finally:
             build.remove_empty()
@@ -117,7 +116,7 @@ def build_rank(
     append_end_of_document: bool = True,
     workers: int | None = None,
     bad_records: BadRecordPolicy | None = None,
-    part_bytes: int = PART_BYTES,
+    part_bytes: int | None = None,
 ) -> RankReport:
     """Does the parts of a build that fall to one job of an array, and joins nothing.
 
@@ -152,11 +151,11 @@ def build_rank(
         build.cut(part_bytes)
         return RankReport(done=0, left=0, total=len(build.tasks))
     build.require_replaceable()
-    num_workers = number_of_workers(workers)
+    runner = runner_of(workers)
     with _writing(prefix), build.locked(shared=True), build.locked_rank(rank, world_size):
         build.cut(part_bytes)
         mine = pending(share_of_rank(build.tasks, rank, world_size), build.markers)
-        build.do(mine, num_workers, None)
+        build.do(mine, runner)
         left = len(pending(build.tasks, build.markers))
     return RankReport(done=len(mine), left=left, total=len(build.tasks))
 

@@ -13,11 +13,11 @@ import orjson
 from groundup.core.concatenate import append_range
 from groundup.core.files import atomic_write, fsync_dir, require_free_space
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.corpus.source_ranges import Part
 from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
 from groundup.tokens.dataset.indexed import bin_path, idx_path
 from groundup.tokens.dataset.indexed_writer import write_index
-from groundup.tokens.tokenize.part_files import PieceNames
-from groundup.tokens.tokenize.parts import Part
+from groundup.tokens.tokenize.part_writer import PieceNames
 
 COMMAND = "groundup tokens build"
 """Has the flags for bad records."""
@@ -60,21 +60,21 @@ class FinishedParts:
             offenders = [
                 (shifted(where, shift), reason, detail) for where, reason, detail in result["offenders"]
             ]
-            for where, reason, detail in offenders:
-                if policy.is_fatal(reason):
-                    bad.add(where, reason, detail=detail)
-            bad.take(result["good"], result["bad"], offenders)
+            bad.require_none_fatal(offenders)
+            bad.take(result["good"], result["by_reason"], offenders)
         bad.judge()
         return bad
 
     def write_quarantine(self, path: Path) -> None:
         """Writes the bad records of all parts to one file, or none where there are none."""
         path.unlink(missing_ok=True)
-        if not any(result["bad"] for result in self._results):
+        if not any(result["by_reason"] for result in self._results):
             return
         with atomic_write(path) as file:
             for names, shift in zip(self._names, self._shifts, strict=True):
                 piece = self._folder / names.quarantine
+                if not piece.is_file():
+                    continue
                 if not shift:
                     append_range(file, piece)
                     continue

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.core.executor.tasks import Markers, RayRunner, Task, pending
+from groundup.core.executor.tasks import AnyRunner, Markers, Task, pending
 from groundup.core.files import require_free_space
 from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import describe_files, fingerprint, write_manifest
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.recorded import CorpusManifests
+from groundup.corpus.source_ranges import Part, cut_into_parts
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
 from groundup.tokens.dataset.dataset_manifest import (
     TokensAbout,
@@ -24,15 +25,16 @@ from groundup.tokens.dataset.dataset_manifest import (
 )
 from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import bin_path, idx_path, token_dtype
+from groundup.tokens.tokenize.do_parts import do_parts
 from groundup.tokens.tokenize.join import COMMAND, FinishedParts
-from groundup.tokens.tokenize.part_build import BuildPart
-from groundup.tokens.tokenize.parts import Part, cut_into_parts
 from groundup.tokens.tokenize.replacement import require_own_tokenizer, require_replaceable
-from groundup.tokens.tokenize.schedule import do_parts
-from groundup.tokens.tokenize.tokenize_batch import BatchTokenizer
+from groundup.tokens.tokenize.tokenize_part import TokenizePart
 from groundup.tokens.tokenizer.base import Tokenizer
 
 _PIECES_VERSION = 2
+_NUM_PARTS = 64
+_LEAST_PART_BYTES = 5 << 19
+_MOST_PART_BYTES = 1 << 26
 _BYTES_PER_TOKEN = 4  # of text, about
 _UNPACKED = 2  # bytes of text in one of a compressed file, at least
 
@@ -108,8 +110,8 @@ class Build:
             require_replaceable(path, self.prints[key], self.made_from, is_begun=self._is_begun)
         require_own_tokenizer(self.prefix, list(self.prefixes.values()), self._tokenizer_dir, self.tokenizer)
 
-    def cut(self, part_bytes: int) -> None:
-        """Cuts the input into parts.
+    def cut(self, part_bytes: int | None) -> None:
+        """Cuts the input into parts; None is a 64th of it, from 2.5 to 64 MB.
 
         Raises:
             DataError: A file is not as large as the manifest beside it records.
@@ -131,7 +133,7 @@ class Build:
         )
         self.tasks = [
             Task(name=part.name, fingerprint=part.fingerprint(settings), input=part)
-            for part in cut_into_parts(self.files, part_bytes)
+            for part in cut_into_parts(self.files, part_bytes or self._part_bytes)
         ]
 
     def clean(self) -> None:
@@ -158,7 +160,7 @@ class Build:
             logger.info("%d of %d parts are done already", done, len(self.tasks))
         return left
 
-    def do(self, tasks: Sequence[Task[Part]], num_workers: int, ray: RayRunner | None) -> None:
+    def do(self, tasks: Sequence[Task[Part]], runner: AnyRunner) -> None:
         """Does parts."""
         if not tasks:
             return
@@ -172,9 +174,10 @@ class Build:
         require_free_space(self.prefix.parent, needed, "the tokenized text (by estimate)")
         for task in tasks:
             self.markers.clear(task)
-        tokenize = BatchTokenizer(self.tokenizer, self.keys, self.append, str(self.dtype))
-        work = BuildPart(tokenize, self.parts_dir, self._keeps_bad)
-        do_parts(tasks, work, self.markers, policy=self.policy, num_workers=num_workers, ray=ray)
+        work = TokenizePart(
+            self.tokenizer, self.keys, self.append, str(self.dtype), self.parts_dir, self._keeps_bad
+        )
+        do_parts(tasks, work, self.markers, runner, policy=self.policy)
 
     def join(self) -> dict[str, TokensCounts]:
         """Joins the parts, all done; returns the counts of each key."""
@@ -212,6 +215,11 @@ class Build:
             self._describe(key, described[key])
         self._remove_parts()
         return described
+
+    @property
+    def _part_bytes(self) -> int:
+        total = sum(file.size_bytes for file in self.files)
+        return min(_MOST_PART_BYTES, max(_LEAST_PART_BYTES, total // _NUM_PARTS))
 
     @property
     def _is_begun(self) -> bool:

@@ -1,0 +1,1 @@
+"""From a list of URLs to documents: polite, bounded in every respect, and resumable."""

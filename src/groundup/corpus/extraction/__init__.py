@@ -1,0 +1,1 @@
+"""From web pages as served to their main text."""
