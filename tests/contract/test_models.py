@@ -10,10 +10,10 @@ from groundup.core.vocabulary import padded_vocab_size
 from groundup.models import axes_of, build_model
 from groundup.models.count import num_matmul_parameters, num_parameters, training_flops_per_token
 from groundup.models.init import initialise
-from groundup.models.kv_cache import KeyValueCache
 from groundup.models.llama import LlamaConfig
 from groundup.models.spec import dimensions_of
 from groundup.train.loss import linear_cross_entropy
+from tests.cached import forward_by_pieces
 from tests.instances import MODELS
 
 
@@ -78,19 +78,8 @@ def test_a_token_never_sees_what_follows(config):
 def test_cache_equals_the_full_forward(config):
     model = built(config).eval()
     inputs = tokens(config, 2, 20)
-    cache = KeyValueCache(
-        num_layers=config.num_layers,
-        batch_size=2,
-        num_kv_heads=config.num_kv_heads,
-        capacity=20,
-        head_dim=config.head_dim,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    pieces = [
-        model(inputs[:, begin:end], cache=cache) for begin, end in ((0, 7), (7, 12), (12, 13), (13, 20))
-    ]
-    torch.testing.assert_close(torch.cat(pieces, 1), model(inputs), rtol=1e-5, atol=1e-5)
+    found = forward_by_pieces(model, inputs, (7, 5, 1, 1, 6))
+    torch.testing.assert_close(found, model(inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_initial_values_depend_on_seed_and_name_only(config):

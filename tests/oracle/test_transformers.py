@@ -11,7 +11,7 @@ from torch.nn.functional import linear
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.engine import Engine
-from groundup.inference.sampler import Sampling
+from groundup.inference.sampler import Sampling, filtered, penalised
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from tests.instances import MODELS
 from tests.tiny import END, tiny_model
@@ -75,8 +75,9 @@ def test_the_export_is_the_same_model(name: str, tmp_path: Path) -> None:
     assert expected.std() > 0.3, "logits that are all alike would prove nothing"
     assert (our_logits(ours, tokens_BT) - expected).abs().max() <= 1e-5
     engine = Engine(ours)
-    for prompt in ([5, 9, 200], [7], [299, 1, 2, 3, 4, 5]):
-        [found] = engine.generate([prompt], sampling=Sampling(temperature=0), max_new_tokens=40)
+    prompts = [[5, 9, 200], [7], [299, 1, 2, 3, 4, 5], [5, 9, 200] * 6]
+    together = engine.generate(prompts, sampling=Sampling(temperature=0), max_new_tokens=40)
+    for prompt, found in zip(prompts, together, strict=True):
         assert list(found.ids) == their_greedy(theirs, prompt, 40)
 
 
@@ -131,3 +132,26 @@ def test_a_real_llama_is_the_same_model(tmp_path: Path, shared_data: Path) -> No
     assert torch.equal(their_logits(again, tokens_BT), their_logits(theirs, tokens_BT))
     retold = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert retold(text)["input_ids"] == ids
+
+
+def test_filters_leave_the_same_tokens() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits_BV = 3 * torch.randn(40, 200, generator=generator)
+    context_BT = torch.randint(200, (40, 30), generator=generator)
+    sampling = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.4)
+    expected = logits_BV
+    for theirs in (
+        transformers.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty),
+        transformers.TemperatureLogitsWarper(sampling.temperature),
+        transformers.TopKLogitsWarper(sampling.top_k),
+        transformers.TopPLogitsWarper(sampling.top_p),
+        transformers.MinPLogitsWarper(sampling.min_p),
+    ):
+        before = expected.isfinite().sum()
+        expected = theirs(context_BT, expected)
+        assert expected.isfinite().sum() < before or "Top" not in type(theirs).__name__, (
+            "it would prove nothing"
+        )
+    penalised_BV = penalised(logits_BV, sampling.repetition_penalty, context_BT.tolist())
+    found = filtered(penalised_BV / sampling.temperature, sampling)
+    torch.testing.assert_close(found, expected)

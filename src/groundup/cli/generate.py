@@ -1,20 +1,79 @@
 """``groundup generate``."""
 
 import dataclasses
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
+from groundup.core.progress import Progress
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
-    from groundup.inference.engine import Engine, FinishReason
+    from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
+    from groundup.inference.sequence import FinishReason, Generation, Request
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
+    """How texts are completed.
+
+    Attributes:
+        max_new_tokens: The most that is added.
+        temperature: Above 1 wilder, below 1 safer, 0 always the most probable token.
+        top_k: Draw among the k most probable tokens; 0: among all.
+        top_p: Draw among the most probable tokens that together have this probability; 1: among all.
+        min_p: Draw among tokens with this share of the most probable one's probability; 0: among all.
+        repetition_penalty: Above 1 makes tokens less probable that the text has already.
+        stop: A string that ends the text and is left out of it; may be given several times.
+        overflow: When the context is full: end the text there (stop), refuse before the start what may get
+            there (refuse), or go on with the last half of it (slide).
+        seed: Of the draws; sample i draws with seed + i.
+        num_samples: How many completions of each prompt.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.8
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Annotated[tuple[str, ...], Parameter(allow_leading_hyphen=True, negative=())] = ()
+    overflow: Literal["stop", "refuse", "slide"] = "stop"
+    seed: int = 0
+    num_samples: int = 1
+
+    def sampling(self) -> "Sampling":
+        """Returns how tokens are drawn.
+
+        Raises:
+            ConfigError: A flag is out of its range, or has no effect beside the others.
+        """
+        from groundup.core.config import from_dict
+        from groundup.inference.sampler import Sampling
+
+        if self.max_new_tokens < 1 or self.num_samples < 1:
+            raise ConfigError("--max-new-tokens and --num-samples are 1 or more")
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        flags = {name: f"--{name.replace('_', '-')}" for name in names}
+        settings = {name: getattr(self, name) for name in names}
+        sampling = from_dict(Sampling, settings, where="command line", names=flags)
+        if self.num_samples > 1 and self.temperature == 0:
+            raise ConfigError(
+                f"at temperature 0 all {self.num_samples} samples are the same text",
+                fix="Leave out --num-samples, or raise --temperature.",
+            )
+        return sampling
+
+
+AS_USUAL = CompletionOptions()
 
 
 def generate(
@@ -22,66 +81,66 @@ def generate(
     *,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt_file: Path | None = None,
-    max_new_tokens: int = 128,
-    temperature: float = 0.8,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    seed: int = 0,
-    num_samples: int = 1,
+    file: Path | None = None,
+    logprobs: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    completion: CompletionOptions = AS_USUAL,
     model: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
-    """Complete a prompt; the prompt and its completion go to stdout as they come.
+    """Complete prompts; a prompt and its completion go to stdout as they come.
 
-    A text ends where the model ends the document, after --max-new-tokens, or where the model's context
-    is full (it does not slide). Without a prompt, it is read from stdin; on a terminal, groundup asks
-    for one prompt after another until `stop` or end-of-file. The same seed gives the same text.
+    A text ends where the model ends the document, at a --stop string, after --max-new-tokens, or where
+    the model's context is full (see --overflow). Without a prompt, it is read from stdin; on a terminal,
+    groundup asks for one prompt after another until `stop` or end-of-file. The same seed gives the same
+    text.
+
+    With --file, many prompts are completed at once. Each line of it is a JSON object with the field
+    "prompt"; stdout gets the same objects, in their order, with "completion" and "finished" (the reason:
+    stop, length or context) added, and with "sample" where there are several.
 
     For example:
 
         groundup generate runs/quickstart/model --prompt 'def hello_world():'
         groundup generate gpt2 --prompt-file story.txt --temperature 0.9 --top-p 0.95 --num-samples 3
-        groundup generate runs/a --prompt 'Once upon a time' --temperature 0
+        groundup generate runs/a --prompt 'Once upon a time' --temperature 0 --stop '.'
+        groundup generate gpt2 --file prompts.jsonl --dtype bfloat16 --max-new-tokens 64 > completed.jsonl
 
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
             Megatron-LM.
         prompt: The text to go on from; '' begins a new document.
         prompt_file: A file whose whole content is the prompt.
-        max_new_tokens: The most that is added.
-        temperature: Above 1 wilder, below 1 safer, 0 always the most probable token.
-        top_k: Draw among the k most probable tokens; 0: among all.
-        top_p: Draw among the most probable tokens that together have this probability; 1: among all.
-        seed: Of the draws; sample i draws with seed + i.
-        num_samples: How many completions of the prompt.
+        file: JSONL file of prompts.
+        logprobs: With --file, adds "logprobs": of each token its text, its log-probability and those of
+            so many of the most probable tokens.
+        dtype: In which the model computes.
     """
-    from groundup.core.config import from_dict
+    from groundup.checkpoint.lazy import torch_dtype
     from groundup.inference.engine import Engine
-    from groundup.inference.sampler import Sampling
 
-    if prompt is not None and prompt_file is not None:
-        raise ConfigError("--prompt and --prompt-file are both given", fix="Give one of them.")
-    if max_new_tokens < 1 or num_samples < 1:
-        raise ConfigError("--max-new-tokens and --num-samples are 1 or more")
-    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    flags = {"temperature": "--temperature", "top_k": "--top-k", "top_p": "--top-p"}
-    sampling = from_dict(Sampling, settings, where="command line", names=flags)
-    if num_samples > 1 and temperature == 0:
-        raise ConfigError(
-            f"at temperature 0 all {num_samples} samples are the same text",
-            fix="Leave out --num-samples, or raise --temperature.",
-        )
+    given = [name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--file", file))
+             if value is not None]  # fmt: skip
+    if len(given) > 1:
+        raise ConfigError(f"{' and '.join(given)} are both given", fix="Give one of them.")
+    if logprobs is not None and (file is None or logprobs < 0):
+        raise ConfigError("--logprobs is a number from 0 on, and for --file only")
+    sampling = completion.sampling()
     if prompt_file is not None:
         prompt = _read_prompt(prompt_file)
-    if prompt is None and not sys.stdin.isatty():
+    if prompt is None and file is None and not sys.stdin.isatty():
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
+    records = _read_records(file) if file is not None else []
     loaded = model.open(path)
-    completion = _Completion(loaded, Engine(loaded), sampling, max_new_tokens, num_samples)
-    if prompt is None:
-        _converse(completion, seed)
+    engine = Engine(loaded, dtype=torch_dtype(dtype))
+    completer = _Completer(loaded, engine, completion, sampling, logprobs)
+    if file is not None:
+        _complete_file(completer, file, records)
+    elif prompt is None:
+        _converse(completer)
     else:
-        completion.print(prompt, seed)
+        completer.print(prompt, completion.seed)
 
 
 def _read_prompt(path: Path) -> str:
@@ -93,47 +152,117 @@ def _read_prompt(path: Path) -> str:
         ) from None
 
 
+def _read_records(path: Path) -> list[dict[str, Any]]:
+    """Reads the objects of a file of prompts."""
+    records = []
+    for number, line in enumerate(_read_prompt(path).splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"not JSON ({error})", where=f"{path}:{number}") from None
+        if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+            raise DataError(
+                'not an object with a text "prompt"',
+                where=f"{path}:{number}",
+                fix='Write lines like {"prompt": "Once upon a time"}.',
+            )
+        records.append(record)
+    if not records:
+        raise DataError("has no prompts", where=path, fix='Write lines like {"prompt": "Once upon a time"}.')
+    return records
+
+
 @dataclasses.dataclass(frozen=True)
-class _Completion:
+class _Completer:
     """Completes prompts with the settings of a command line."""
 
     loaded: "LoadedModel"
     engine: "Engine"
+    options: CompletionOptions
     sampling: "Sampling"
-    max_new_tokens: int
-    num_samples: int
+    num_logprobs: int | None
+
+    def requests(self, prompt: str, seed: int) -> "list[Request]":
+        """Returns a request for each sample of a prompt."""
+        from groundup.inference.sequence import Request
+
+        ids = prompt_ids(self.loaded, prompt)
+        return [
+            Request(
+                prompt=ids,
+                sampling=self.sampling,
+                max_new_tokens=self.options.max_new_tokens,
+                seed=seed + sample,
+                stop_ids=self.loaded.stop_ids,
+                stop=self.options.stop,
+                num_logprobs=self.num_logprobs,
+                overflow=self.options.overflow,
+            )
+            for sample in range(self.options.num_samples)
+        ]
 
     def print(self, prompt: str, seed: int) -> None:
         """Prints the prompt with each of its completions; a single one as it comes."""
-        ids = prompt_ids(self.loaded, prompt)
-        settings: dict[str, Any] = {
-            "sampling": self.sampling,
-            "max_new_tokens": self.max_new_tokens,
-            "seed": seed,
-            "stop_ids": self.loaded.stop_ids,
-        }
+        requests = self.requests(prompt, seed)
         reasons: list[FinishReason] = []
-        if self.num_samples == 1:
-            deltas = self.engine.stream(ids, **settings)
+        if len(requests) == 1:
+            deltas = self.engine.stream(requests[0])
             print(prompt, end="", flush=True)
             for delta in deltas:
                 print(delta.text, end="" if delta.finished is None else "\n", flush=True)
                 reasons += [delta.finished] if delta.finished else []
         else:
-            for number, generation in enumerate(
-                self.engine.generate([ids] * self.num_samples, **settings), 1
-            ):
-                print(f"--- sample {number} of {self.num_samples}\n{prompt}{generation.text}")
+            for number, generation in enumerate(self.engine.complete(requests), 1):
+                print(f"--- sample {number} of {len(requests)}\n{prompt}{generation.text}")
                 reasons.append(generation.finished)
         if "context" in reasons:
-            longest = self.loaded.config.max_sequence_length
-            logger.info("ended: the model's context of %d tokens is full", longest)
+            logger.info("ended: the model's context of %d tokens is full", self.engine.context)
+
+    def fields(self, generation: "Generation") -> dict[str, Any]:
+        """Returns what a line of a file gets."""
+        fields: dict[str, Any] = {"completion": generation.text, "finished": generation.finished}
+        if self.num_logprobs is not None:
+            fields["logprobs"] = [
+                {
+                    "token": self._text(number),
+                    "logprob": logprob.chosen,
+                    "top": [[self._text(other), value] for other, value in logprob.top],
+                }
+                for number, logprob in zip(generation.ids, generation.logprobs, strict=True)
+            ]
+        return fields
+
+    def _text(self, number: int) -> str:
+        return self.loaded.tokenizer.token_bytes(number).decode("utf-8", errors="replace")
 
 
-def _converse(completion: _Completion, seed: int) -> None:
+def _complete_file(completer: _Completer, path: Path, records: list[dict[str, Any]]) -> None:
+    """Prints every record with its completions, in order, as soon as the ones before are printed."""
+    num_samples = completer.options.num_samples
+    requests: list[Request] = []
+    for number, record in enumerate(records, 1):
+        new = completer.requests(record["prompt"], completer.options.seed + (number - 1) * num_samples)
+        try:
+            completer.engine.check(new[0])
+        except DataError as error:  # before hours of work
+            raise DataError(error.what, where=f"{path}:{number}", fix=error.fix) from None
+        requests += new
+    with Progress("generate", len(requests), "texts") as progress:
+        for index, generation in enumerate(completer.engine.complete(requests)):
+            record = records[index // num_samples]
+            sample = {"sample": index % num_samples + 1} if num_samples > 1 else {}
+            print(
+                json.dumps({**record, **sample, **completer.fields(generation)}, ensure_ascii=False),
+                flush=True,
+            )
+            progress.add(1)
+
+
+def _converse(completer: _Completer) -> None:
     """Completes prompts from the terminal, each by itself, until `stop` or end-of-file."""
     import readline  # noqa: F401  # gives `input` its line editing
 
+    seed = completer.options.seed
     print("Type a prompt; `stop` or Ctrl-D ends.", file=sys.stderr)
     while True:
         try:
@@ -146,10 +275,10 @@ def _converse(completion: _Completion, seed: int) -> None:
         if not prompt:
             continue
         try:
-            completion.print(prompt, seed)
+            completer.print(prompt, seed)
         except DataError as error:
             print(error, file=sys.stderr)
-        seed += completion.num_samples  # the same prompt again gives another text
+        seed += completer.options.num_samples  # the same prompt again gives another text
 
 
 def prompt_ids(loaded: "LoadedModel", prompt: str) -> list[int]:

@@ -13,6 +13,7 @@ from groundup.eval.scoring import loglikelihood
 from groundup.eval.text_requests import rolling_requests, text_request
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
+from groundup.inference.sequence import Request
 from groundup.parallel.device import choose_device
 
 _MAX_NEW_TOKENS = 256  # where a task sets none, as the harness's own models
@@ -63,25 +64,19 @@ class GroundupLM(LM):  # type: ignore[misc]  # the harness has no types
         Raises:
             ConfigError: The task wants sampled texts.
         """
-        engine = Engine(self.loaded)
-        texts = []
-        for context, options in (request.args for request in requests):
-            if options.get("do_sample"):
-                raise ConfigError("the task samples its texts", fix="Set do_sample to false in the task.")
-            until = options.get("until") or []
-            stops = [until] if isinstance(until, str) else list(until)
-            wanted = options.get("max_gen_toks", _MAX_NEW_TOKENS)
-            room = max(1, self.loaded.config.max_sequence_length - wanted)
-            prompt = [*self.loaded.bos_ids, *self.loaded.tokenizer.encode(context)][-room:]
-            text = ""
-            for delta in engine.stream(
-                prompt,
-                sampling=Sampling(temperature=0),
-                max_new_tokens=wanted,
-                stop_ids=self.loaded.stop_ids,
-            ):
-                text += delta.text
-                if any(stop in text for stop in stops):
-                    break
-            texts.append(min((text.partition(stop)[0] for stop in stops), key=len, default=text))
-        return texts
+        wanted = [self._request(*request.args) for request in requests]
+        return [generation.text for generation in Engine(self.loaded).complete(wanted)]
+
+    def _request(self, context: str, options: dict[str, Any]) -> Request:
+        if options.get("do_sample"):
+            raise ConfigError("the task samples its texts", fix="Set do_sample to false in the task.")
+        until = options.get("until") or []
+        num_tokens = options.get("max_gen_toks", _MAX_NEW_TOKENS)
+        room = max(1, self.loaded.config.max_sequence_length - num_tokens)
+        return Request(
+            prompt=[*self.loaded.bos_ids, *self.loaded.tokenizer.encode(context)][-room:],
+            sampling=Sampling(temperature=0),
+            max_new_tokens=num_tokens,
+            stop_ids=self.loaded.stop_ids,
+            stop=[until] if isinstance(until, str) else list(until),
+        )

@@ -1,98 +1,134 @@
-"""Generation on one device: read the prompt once (prefill), then one token at a time (decode).
+"""Generates many texts at once on one device: requests in, pieces of text out."""
 
-Shapes: B rows, T tokens, D model, V true vocabulary.
-"""
-
-import codecs
-import copy
-import dataclasses
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Literal
+import itertools
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from groundup.checkpoint.lazy import LoadedModel
-from groundup.core.errors import CheckpointError, DataError
+from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.vocabulary import require_token_ids
-from groundup.inference.sampler import Sampling, sample
-from groundup.models import evaluating, lm_head
-from groundup.models.kv_cache import KeyValueCache
+from groundup.inference.block_manager import BlockManager
+from groundup.inference.runner import Runner
+from groundup.inference.sampler import Sampling, TokenLogprob, logprobs_of, sample_each
+from groundup.inference.scheduler import Scheduler
+from groundup.inference.sequence import Delta, FinishReason, Generation, Request, TokenSequence
 
-FinishReason = Literal["stop", "length", "context"]
-"""Why a text ended: at a stop id, after ``max_new_tokens``, or because the model's context is full."""
-
-_SEEDS = 1 << 63
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Generation:
-    """Holds one completed text.
-
-    Attributes:
-        ids: The new tokens, without the stop id.
-        text: Of these; bytes that are not UTF-8 as U+FFFD.
-        finished: Why it ended.
-    """
-
-    ids: tuple[int, ...]
-    text: str
-    finished: FinishReason
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextDelta:
-    """Holds what a text that is being generated grew by.
-
-    Attributes:
-        ids: The new tokens since the last delta.
-        text: What can be shown since then; empty while a character lacks bytes.
-        finished: Set on the last delta only, whose ids and text may be empty.
-    """
-
-    ids: tuple[int, ...]
-    text: str
-    finished: FinishReason | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Token:
-    """Holds what one step adds to one row."""
-
-    row: int
-    id: int
-    finished: FinishReason | None
-    stops: bool
+BLOCK_SIZE = 16
+"""Tokens of a cache block."""
 
 
 class Engine:
-    """Completes prompts with one model.
+    """Completes prompts with one model; texts join and leave the batch at any step.
 
-    The context does not slide: when prompt and new tokens fill ``max_sequence_length``, the text ends
-    with the reason "context".
+    ``generate``, ``complete`` and ``stream`` are for one caller. A service uses ``add``, ``step`` and
+    ``abort``, from one thread, and hands out the deltas itself.
 
     Args:
-        loaded: Model and tokenizer. A model that is in training is put into evaluation mode while the
-            engine works.
-        dtype: The model computes in it; another than that of the weights makes a copy of these.
-        max_batch_size: The most prompts in one batch.
+        loaded: Model and tokenizer. A model in training is put into evaluation mode while the engine works.
+        dtype: In which the model computes; one other than its weights' makes a copy of them.
+        max_batch_size: Most texts that are worked on together.
+        max_step_tokens: Most tokens of a step: the larger, the sooner a prompt is read; the smaller, the less
+            others wait for it.
+        cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, dtype: torch.dtype = torch.float32, max_batch_size: int = 64
+        self,
+        loaded: LoadedModel,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_batch_size: int = 64,
+        max_step_tokens: int = 256,
+        cache_bytes: int = 1 << 30,
     ) -> None:
-        self.config = loaded.config
+        config = loaded.config
+        self.config = config
         self.tokenizer = loaded.tokenizer
-        self.max_batch_size = max_batch_size
-        weight = next(loaded.model.parameters())
-        self._model: Any = loaded.model
-        if weight.dtype != dtype:
-            self._model = copy.deepcopy(loaded.model).to(dtype)
+        block_bytes = (
+            2 * BLOCK_SIZE * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        )
+        num_blocks = min(
+            cache_bytes // block_bytes, max_batch_size * -(-config.max_sequence_length // BLOCK_SIZE)
+        )
+        if num_blocks < 2:
+            raise ConfigError(
+                f"{cache_bytes:,} bytes of cache are less than two blocks of {block_bytes:,}",
+                fix="Allow more.",
+            )
+        self.context = min(config.max_sequence_length, num_blocks * BLOCK_SIZE)
+        """Tokens that the model can see at once."""
+        self.blocks = BlockManager(num_blocks)
+        self.scheduler = Scheduler(
+            self.blocks,
+            block_size=BLOCK_SIZE,
+            max_batch_size=max_batch_size,
+            max_step_tokens=max_step_tokens,
+        )
+        self.runner = Runner(
+            loaded.model,
+            config,
+            # Some published models have more rows than their tokenizer has ids: those mean nothing.
+            vocab_size=min(config.vocab_size, self.tokenizer.vocab_size),
+            dtype=dtype,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+        )
         self._dtype = dtype
-        self._device = weight.device
-        # Some published models have more rows than their tokenizer has ids.
-        self._vocab_size = min(self.config.vocab_size, self.tokenizer.vocab_size)
+        self._numbers = itertools.count()
+        self._sequences: dict[int, TokenSequence] = {}
+        self._inboxes: dict[int, deque[Delta]] = {}
+
+    def add(self, request: Request) -> int:
+        """Queues a request; it joins the batch at the next step. Returns the number of its text.
+
+        Raises:
+            DataError, ConfigError: As ``check``.
+        """
+        self.check(request)
+        sequence = TokenSequence(next(self._numbers), request)
+        self._fit(sequence)
+        self._sequences[sequence.number] = sequence
+        self.scheduler.add(sequence)
+        return sequence.number
+
+    def abort(self, number: int) -> None:
+        """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
+        self._inboxes.pop(number, None)
+        if (sequence := self._sequences.pop(number, None)) is not None:
+            self.scheduler.remove(sequence)
+
+    def step(self) -> list[Delta]:
+        """Does the work of one step; returns what it added to the texts.
+
+        Nothing when no text is in work.
+        """
+        work = self.scheduler.schedule()
+        if not work:
+            return []
+        sequences, logits_RV = self.runner.run(work)
+        self.scheduler.computed(work)
+        if not sequences:
+            return []
+        # A sum is the cheapest look at all; of logits that are not finite any token could be drawn, or none.
+        finite = logits_RV.sum(-1).isfinite().tolist()
+        deltas = [self._fail(one) for one, sound in zip(sequences, finite, strict=True) if not sound]
+        if deltas:
+            logits_RV = logits_RV[finite]
+            sequences = [one for one, sound in zip(sequences, finite, strict=True) if sound]
+        ids = sample_each(
+            logits_RV,
+            [one.request.sampling for one in sequences],
+            [one.generator for one in sequences],
+            [one.tokens for one in sequences],
+        )
+        logprobs = logprobs_of(logits_RV, ids, [one.request.num_logprobs for one in sequences])
+        return deltas + [
+            self._advance(sequence, number, logprob)
+            for sequence, number, logprob in zip(sequences, ids, logprobs, strict=True)
+        ]
 
     def generate(
         self,
@@ -105,150 +141,158 @@ class Engine:
     ) -> list[Generation]:
         """Completes each prompt as if it were alone: prompt ``i`` draws with the seed ``seed + i``.
 
-        Args:
-            prompts: Token ids, at least one each; equal prompts may repeat.
-            sampling: How tokens are drawn.
-            max_new_tokens: The most tokens that are added to a prompt.
-            seed: Of the draws.
-            stop_ids: Ids that end a text.
+        The settings are those of ``Request``.
 
         Raises:
-            DataError: A prompt is empty, longer than the context, or has an id outside the vocabulary.
+            DataError, ConfigError: As ``check``.
             CheckpointError: The model computes logits that are not finite.
         """
-        for prompt in prompts:
-            self._check(prompt)
-        by_length: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_length.setdefault(len(prompt), []).append(index)
-        ids: list[list[int]] = [[] for _ in prompts]
-        reasons: list[FinishReason] = ["length"] * len(prompts)
-        for indices in by_length.values():
-            for begin in range(0, len(indices), self.max_batch_size):
-                batch = indices[begin : begin + self.max_batch_size]
-                steps = self._steps(
-                    [prompts[index] for index in batch],
-                    [_generator(seed + index) for index in batch],
-                    sampling,
-                    max_new_tokens,
-                    stop_ids,
-                )
-                for token in steps:
-                    index = batch[token.row]
-                    if not token.stops:
-                        ids[index].append(token.id)
-                    reasons[index] = token.finished or reasons[index]
-        return [
-            Generation(ids=tuple(row), text=self._text(row), finished=reason)
-            for row, reason in zip(ids, reasons, strict=True)
+        requests = [
+            Request(
+                prompt=prompt,
+                sampling=sampling,
+                max_new_tokens=max_new_tokens,
+                seed=seed + index,
+                stop_ids=stop_ids,
+            )
+            for index, prompt in enumerate(prompts)
         ]
+        for request in requests:
+            self.check(request)
+        return list(self.complete(requests))
 
-    def stream(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling,
-        max_new_tokens: int,
-        seed: int = 0,
-        stop_ids: Collection[int] = (),
-    ) -> Iterator[TextDelta]:
-        """Completes one prompt, yielding what ``generate`` would return as it comes.
+    def complete(self, requests: Iterable[Request]) -> Iterator[Generation]:
+        """Completes requests and yields them in their order; reads not much further ahead than it works.
+
+        Raises:
+            DataError, CheckpointError: As ``generate``.
+        """
+        numbers: deque[int] = deque()
+        source = iter(requests)
+        try:
+            while True:
+                ahead = 2 * self.scheduler.max_batch_size - len(numbers)
+                numbers.extend(self._open(request) for request in itertools.islice(source, ahead))
+                if not numbers:
+                    return
+                yield Generation.joined(self._read(numbers[0]))
+                numbers.popleft()
+        finally:
+            for number in numbers:
+                self.abort(number)
+
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """Completes one request, yielding what ``complete`` would return as it comes.
 
         Text comes in whole characters. The last delta says why the text ended.
 
         Raises:
             DataError, CheckpointError: As ``generate``; the latter while it is read.
         """
-        self._check(prompt)
-        return self._deltas(self._steps([prompt], [_generator(seed)], sampling, max_new_tokens, stop_ids))
+        self.check(request)
+        return (delta for one in (request,) for delta in self._read(self._open(one)))
 
-    def _deltas(self, steps: Iterator[_Token]) -> Iterator[TextDelta]:
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        finished: FinishReason = "length"
-        for token in steps:
-            finished = token.finished or finished
-            if not token.stops:
-                yield TextDelta(ids=(token.id,), text=decoder.decode(self.tokenizer.token_bytes(token.id)))
-        yield TextDelta(ids=(), text=decoder.decode(b"", final=True), finished=finished)
+    def _open(self, request: Request) -> int:
+        number = self.add(request)
+        self._inboxes[number] = deque()
+        return number
 
-    def _text(self, ids: Sequence[int]) -> str:
-        """Decodes a continuation; unlike ``tokenizer.decode`` it keeps the space that it begins with."""
-        return b"".join(map(self.tokenizer.token_bytes, ids)).decode("utf-8", errors="replace")
+    def _read(self, number: int) -> Iterator[Delta]:
+        """Steps until a text has ended; deltas of others wait in their inboxes."""
+        inbox = self._inboxes[number]
+        try:
+            while True:
+                while not inbox:
+                    for delta in self.step():
+                        if delta.sequence in self._inboxes:
+                            self._inboxes[delta.sequence].append(delta)
+                delta = inbox.popleft()
+                if delta.finished == "error":
+                    raise CheckpointError(
+                        "the model's logits are not finite: its weights are not, or numbers overflow in"
+                        f" {str(self._dtype).removeprefix('torch.')}",
+                        fix="Take an earlier checkpoint.",
+                    )
+                yield delta
+                if delta.finished:
+                    return
+        finally:
+            self.abort(number)
 
-    def _check(self, prompt: Sequence[int]) -> None:
+    def check(self, request: Request) -> None:
+        """Refuses what cannot be generated.
+
+        Raises:
+            DataError: The prompt is empty, too long, or has an id outside the vocabulary.
+            ConfigError: No token is asked for.
+        """
+        prompt, context = request.prompt, self.context
         if not prompt:
             raise DataError(
                 "the prompt is empty",
                 fix=f"Begin with a token: the end-of-document id is {self.tokenizer.end_of_document_id}.",
             )
-        longest = self.config.max_sequence_length
-        if len(prompt) > longest:
+        if request.max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens is {request.max_new_tokens}, not 1 or more")
+        if len(prompt) > context and request.overflow != "slide":
             raise DataError(
-                f"the prompt has {len(prompt):,} tokens, the model's context holds {longest:,}",
-                fix=f"Cut the prompt to its last {longest:,} tokens or fewer.",
+                f"the prompt has {len(prompt):,} tokens, the model's context holds {context:,}",
+                fix=f"Cut the prompt to its last {context:,} tokens or fewer.",
+            )
+        if request.overflow == "refuse" and len(prompt) + request.max_new_tokens > context:
+            raise DataError(
+                f"{len(prompt):,} tokens of the prompt and {request.max_new_tokens:,} new ones exceed the"
+                f" context of {context:,}",
+                fix="Shorten the prompt, or ask for fewer tokens.",
             )
         require_token_ids(
             np.array(prompt), self.config.vocab_size, place=lambda at: f"position {at} of the prompt"
         )
 
-    @torch.no_grad()
-    def _steps(
+    def _advance(self, sequence: TokenSequence, number: int, logprob: TokenLogprob | None) -> Delta:
+        """Adds a drawn token to its text."""
+        request = sequence.request
+        if number in request.stop_ids:
+            return self._end(sequence, "stop")
+        sequence.tokens.append(number)
+        text = sequence.text.feed(self.tokenizer.token_bytes(number))
+        logprobs = (logprob,) if logprob else ()
+        reason: FinishReason | None = None
+        if sequence.text.stopped:
+            reason = "stop"
+        elif sequence.num_new == request.max_new_tokens:
+            reason = "length"
+        elif sequence.length > self.context:
+            reason = None if request.overflow == "slide" else "context"
+            self._fit(sequence)
+        if reason is None:
+            return Delta(sequence=sequence.number, ids=(number,), text=text, logprobs=logprobs)
+        return self._end(sequence, reason, ids=(number,), text=text, logprobs=logprobs)
+
+    def _fit(self, sequence: TokenSequence) -> None:
+        """Lets a text that exceeds the context go on with the last half of it."""
+        if sequence.length > self.context:
+            self.scheduler.drop_cache(sequence)
+            sequence.slide(max(1, self.context // 2))
+
+    def _end(
         self,
-        prompts: Sequence[Sequence[int]],
-        generators: Sequence[torch.Generator],
-        sampling: Sampling,
-        max_new_tokens: int,
-        stop_ids: Collection[int],
-    ) -> Iterator[_Token]:
-        """Yields the tokens of prompts of one length, step by step; a finished row leaves the batch."""
-        room = self.config.max_sequence_length - len(prompts[0]) + 1  # the last token is never read
-        num_steps = min(max_new_tokens, room)
-        if num_steps < 1:
-            return
-        rows = list(range(len(prompts)))
-        cache = self._new_cache(len(rows), len(prompts[0]) + num_steps - 1)
-        tokens_BT = torch.tensor(prompts, dtype=torch.int64, device=self._device)
-        with evaluating(self._model):
-            for step in range(1, num_steps + 1):
-                last: FinishReason = "length" if max_new_tokens <= room else "context"
-                ids_B = sample(self._logits(tokens_BT, cache), sampling, [generators[row] for row in rows])
-                ids = ids_B.tolist()
-                stops = [number in stop_ids for number in ids]
-                for row, number, stop in zip(rows, ids, stops, strict=True):
-                    finished: FinishReason | None = "stop" if stop else last if step == num_steps else None
-                    yield _Token(row, number, finished, stop)
-                going = [position for position, stop in enumerate(stops) if not stop]
-                if not going:
-                    return
-                if len(going) < len(rows):
-                    cache.keep(going)
-                    ids_B = ids_B[going]
-                    rows = [rows[position] for position in going]
-                tokens_BT = ids_B.unsqueeze(1)
+        sequence: TokenSequence,
+        reason: FinishReason,
+        *,
+        ids: tuple[int, ...] = (),
+        text: str = "",
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Delta:
+        if not sequence.text.stopped:
+            text += sequence.text.feed(b"", final=True)
+        del self._sequences[sequence.number]
+        self.scheduler.remove(sequence)
+        return Delta(sequence=sequence.number, ids=ids, text=text, logprobs=logprobs, finished=reason)
 
-    def _logits(self, tokens_BT: Tensor, cache: KeyValueCache) -> Tensor:
-        """Logits [B, V] of the token after the last one; ids without meaning are cut off."""
-        hidden_BTD = self._model(tokens_BT, cache=cache)
-        logits_BV = lm_head(self._model, hidden_BTD[:, -1], self._vocab_size)
-        if not logits_BV.isfinite().all():  # of which any token could be drawn, or none
-            raise CheckpointError(
-                "the model's logits are not finite: its weights are not, or numbers overflow in"
-                f" {str(self._dtype).removeprefix('torch.')}",
-                fix="Take an earlier checkpoint.",
-            )
-        return logits_BV
-
-    def _new_cache(self, batch_size: int, capacity: int) -> KeyValueCache:
-        return KeyValueCache(
-            num_layers=self.config.num_layers,
-            batch_size=batch_size,
-            num_kv_heads=self.config.num_kv_heads,
-            capacity=capacity,
-            head_dim=self.config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
-        )
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed % _SEEDS)
+    def _fail(self, sequence: TokenSequence) -> Delta:
+        """Ends a text whose logits are not finite, and wipes its blocks, so that it harms no other."""
+        for block in sequence.blocks:
+            self.blocks.forget(block)
+        self.runner.cache.clear(sequence.blocks)
+        return self._end(sequence, "error")

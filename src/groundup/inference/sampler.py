@@ -3,6 +3,7 @@
 Shapes: B rows, V vocabulary.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,23 +16,67 @@ from groundup.core.config import config
 
 @config
 class Sampling:
-    """Settings of the draw of the next token. The filters apply in the order of the attributes.
+    """Settings of the draw of the next token.
+
+    The penalty applies first, the others in the order of the attributes.
 
     Attributes:
         temperature: Logits are divided by it; 0 always takes the most probable token.
         top_k: Keeps the k most probable tokens, and ties with the last of them; 0 keeps all.
         top_p: Keeps the fewest most probable tokens whose probabilities reach this sum, the one that
             crosses it included (Holtzman et al. 2020, arXiv:1904.09751); 0 or 1 keeps all.
+        min_p: Keeps tokens with at least this share of the most probable one's probability (Nguyen et al.
+            2024, arXiv:2407.01082).
+        repetition_penalty: Logits of tokens that prompt or text contain are divided by it where positive,
+            multiplied where negative (Keskar et al. 2019, arXiv:1909.05858); 1 changes none.
     """
 
     temperature: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, pydantic.Field(ge=0)] = 0
     top_p: Annotated[float, pydantic.Field(ge=0, le=1)] = 1.0
+    min_p: Annotated[float, pydantic.Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)] = 1.0
 
     def __post_init__(self) -> None:
         """Refuses filters that would have no effect."""
-        if self.temperature == 0 and (self.top_k or 0 < self.top_p < 1):
-            raise ValueError("top_k and top_p have no effect at temperature 0: leave them out or raise it")
+        if self.temperature == 0 and (self.top_k or 0 < self.top_p < 1 or self.min_p):
+            raise ValueError(
+                "top_k, top_p and min_p have no effect at temperature 0: leave them out or raise it"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenLogprob:
+    """Natural logarithms of the model's probabilities at temperature 1, before any filter.
+
+    Attributes:
+        chosen: Of the token itself.
+        top: The most probable ids with theirs, falling.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+def sample_each(
+    logits_BV: Tensor,
+    samplings: Sequence[Sampling],
+    generators: Sequence[torch.Generator],
+    contexts: Sequence[Sequence[int]],
+) -> list[int]:
+    """Draws one token id for each row, each by its own settings; ``contexts`` are the tokens before."""
+    ids = [0] * len(samplings)
+    rows_of: dict[Sampling, list[int]] = {}
+    for row, sampling in enumerate(samplings):
+        rows_of.setdefault(sampling, []).append(row)
+    for sampling, rows in rows_of.items():
+        part_BV = logits_BV if len(rows_of) == 1 else logits_BV[rows]
+        if sampling.repetition_penalty != 1:
+            part_BV = penalised(part_BV, sampling.repetition_penalty, [contexts[row] for row in rows])
+        drawn = sample(part_BV, sampling, [generators[row] for row in rows]).tolist()
+        for row, number in zip(rows, drawn, strict=True):
+            ids[row] = number
+    return ids
 
 
 def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> Tensor:
@@ -39,7 +84,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
 
     Args:
         logits_BV: Over the true vocabulary: padded ids are the caller's to cut off.
-        sampling: How to draw.
+        sampling: How to draw; its repetition penalty is the caller's to apply.
         generators: One a row, on the CPU, so that a row's draws depend neither on its neighbours nor on
             the device; each gives one number a call, none when the temperature is 0.
     """
@@ -53,7 +98,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Sets the logits of the tokens that ``top_k`` and ``top_p`` leave out to -inf."""
+    """Sets the logits of the tokens that ``top_k``, ``top_p`` and ``min_p`` leave out to -inf."""
     if 0 < sampling.top_k < logits_BV.shape[-1]:
         least_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < least_B1, -torch.inf)
@@ -64,4 +109,34 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         dropped_BV = torch.empty_like(before_BV, dtype=torch.bool)
         dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
+    if sampling.min_p:
+        probabilities_BV = logits_BV.softmax(-1)
+        least_B1 = sampling.min_p * probabilities_BV.amax(-1, keepdim=True)
+        logits_BV = logits_BV.masked_fill(probabilities_BV < least_B1, -torch.inf)
     return logits_BV
+
+
+def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int]]) -> Tensor:
+    """Makes the earlier tokens of each row less likely, by a penalty above 1."""
+    logits_BV = logits_BV.clone()
+    for logits_V, context in zip(logits_BV, contexts, strict=True):
+        ids = torch.tensor(sorted(set(context)), device=logits_V.device)
+        ids = ids[ids < len(logits_V)]  # a prompt may have ids that are never produced
+        earlier = logits_V[ids]
+        logits_V[ids] = torch.where(earlier > 0, earlier / penalty, earlier * penalty)
+    return logits_BV
+
+
+def logprobs_of(
+    logits_BV: Tensor, ids: Sequence[int], wanted: Sequence[int | None]
+) -> list[TokenLogprob | None]:
+    """Returns log-probabilities of drawn tokens and of the most probable ones, for rows that want some."""
+    found: list[TokenLogprob | None] = [None] * len(ids)
+    for row, (number, count) in enumerate(zip(ids, wanted, strict=True)):
+        if count is not None:
+            logprobs_V = logits_BV[row].log_softmax(-1)
+            values, top = logprobs_V.topk(min(count, len(logprobs_V)))
+            found[row] = TokenLogprob(
+                chosen=float(logprobs_V[number]), top=tuple(zip(top.tolist(), values.tolist(), strict=True))
+            )
+    return found

@@ -53,7 +53,7 @@ class Attention(nn.Module):
         cache: KeyValueCache | None = None,
         layer: int = 0,
     ) -> Tensor:
-        """Attends from each token to those that the mask lets it see; returns [B, T, D]."""
+        """Attends from each token to those that the mask, or the cache, lets it see; returns [B, T, D]."""
         q_BNTH, k_BKTH, v_BKTH = (
             project(x_BTD).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for project in (self.wq, self.wk, self.wv)
@@ -61,7 +61,8 @@ class Attention(nn.Module):
         if angles is not None:
             q_BNTH, k_BKTH = rotate(q_BNTH, angles), rotate(k_BKTH, angles)
         if cache is not None:
-            k_BKTH, v_BKTH = cache.append(layer, k_BKTH, v_BKTH)
-        dropout = self.dropout if self.training else 0.0
-        y_BNTH = mask.attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
+            y_BNTH = cache.attend(layer, q_BNTH, k_BKTH, v_BKTH)
+        else:
+            dropout = self.dropout if self.training else 0.0
+            y_BNTH = mask.attend(q_BNTH, k_BKTH, v_BKTH, dropout=dropout)
         return self.wo(y_BNTH.transpose(1, 2).flatten(-2))  # type: ignore[no-any-return]

@@ -203,12 +203,13 @@ class Llama(nn.Module):
             documents_BT: Number of each token's document within its row, not decreasing along it; attention
                 stays within documents. By default a row is one document.
             mask: What each token attends to, in place of the documents' mask.
-            cache: Of the tokens before ``tokens_BT``, all of one document.
+            cache: Keeps keys and values of earlier tokens, and knows which of them each new one sees;
+                ``positions_BT`` are then needed.
         """
-        assert documents_BT is None or cache is None, "a cache holds one document a row"
-        past = cache.length if cache else 0
+        assert documents_BT is None or cache is None, "a cache keeps texts apart by itself"
         if positions_BT is None:
-            positions_BT = torch.arange(past, past + tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
+            assert cache is None, "who keeps a cache knows the positions"
+            positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).unsqueeze(0)
         angles = self.rope.angles(positions_BT)
         x_BTD = tokens_BT
         if self.embed is not None:
@@ -216,6 +217,4 @@ class Llama(nn.Module):
         mask = mask or self.masks(documents_BT, like=x_BTD)
         for name, block in self.layers.items():
             x_BTD = block(x_BTD, angles, mask=mask, cache=cache, layer=int(name))
-        if cache is not None:
-            cache.advance(tokens_BT.shape[1])
         return x_BTD if self.norm is None else self.norm(x_BTD)

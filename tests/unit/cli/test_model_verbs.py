@@ -168,3 +168,61 @@ def test_eval_measures_several_tasks_at_once(
 @pytest.mark.parametrize("verb", ["generate", "convert", "eval"])
 def test_help_shows_an_example(groundup: Callable[..., str], verb: str) -> None:
     assert f"groundup {verb} " in groundup(verb, "--help").split("For example")[1]
+
+
+def test_generate_completes_a_file_of_prompts(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the sea", "id": 7}\n{"prompt": "é 🙂"}\n')
+    command = ("generate", model, "--file", prompts, "--max-new-tokens", 12, "--seed", 4)
+    first, second = map(json.loads, groundup(*command).splitlines())
+    assert first["id"] == 7
+    assert "the sea" + first["completion"] == expected_text("the sea", temperature=0.8)
+    assert (first["finished"], second["prompt"]) == ("stop", "é 🙂")
+    lines = [
+        json.loads(line) for line in groundup(*command, "--num-samples", 2, "--logprobs", 3).splitlines()
+    ]
+    assert [(line["prompt"], line["sample"]) for line in lines] == [
+        ("the sea", 1),
+        ("the sea", 2),
+        ("é 🙂", 1),
+        ("é 🙂", 2),
+    ]
+    assert lines[0]["completion"] == first["completion"] != lines[1]["completion"]
+    told = [token for line in lines for token in line["logprobs"]]
+    assert len(told) > 12
+    assert all(len(token["top"]) == 3 and token["logprob"] <= token["top"][0][1] <= 0 for token in told)
+    whole = second["completion"]
+    assert len(whole) > 5
+    stopped = json.loads(groundup(*command, "--stop", whole[3:5]).splitlines()[1])
+    assert (stopped["completion"], stopped["finished"]) == (whole[: whole.index(whole[3:5])], "stop")
+    assert groundup(*command, "--dtype", "bfloat16") == groundup(*command, "--dtype", "bfloat16")
+
+
+def test_generate_names_the_line_of_a_bad_prompt(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    good = '{"prompt": "a"}\n'
+    for lines, message in (
+        (good + "{", r"prompts\.jsonl:2: not JSON"),
+        (good + '{"text": "a"}', r'prompts\.jsonl:2: not an object with a text "prompt"'),
+        (good + good + json.dumps({"prompt": "x" * 100}), r"prompts\.jsonl:3: the prompt has 100 tokens"),
+        ("", "has no prompts"),
+    ):
+        prompts.write_text(lines)
+        with pytest.raises(DataError, match=message):
+            groundup("generate", model, "--file", prompts)
+    for arguments, message in (
+        (("--file", prompts, "--prompt", "a"), "--prompt and --file are both given"),
+        (("--prompt", "a", "--logprobs", 1), "for --file only"),
+        (("--prompt", "a", "--temperature", 0, "--min-p", 0.1), "no effect at temperature 0"),
+        (("--prompt", "a", "--repetition-penalty", 0), "--repetition-penalty"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            groundup("generate", model, *arguments)
+    with pytest.raises(DataError, match="exceed the context of 64"):
+        groundup("generate", model, "--prompt", "a", "--overflow", "refuse")
+    out = groundup("generate", model, "--prompt", "a", "--overflow", "slide", "--temperature", 0)
+    assert len(out) > 64

@@ -11,6 +11,7 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
+from groundup.inference.sequence import Request
 from tests.instances import MODELS
 from tests.tiny import tiny_model
 
@@ -88,14 +89,14 @@ def test_bad_prompts_are_refused() -> None:
         with pytest.raises(DataError, match=message):
             engine.generate([[1], prompt], sampling=GREEDY, max_new_tokens=4)
         with pytest.raises(DataError, match=message):
-            engine.stream(prompt, sampling=GREEDY, max_new_tokens=4)
+            engine.stream(Request(prompt=prompt, sampling=GREEDY, max_new_tokens=4))
 
 
 def test_the_stream_is_the_text_in_whole_characters() -> None:
     engine = Engine(tiny_model("llama-grouped-tied"))
     settings: dict[str, Any] = {"sampling": Sampling(temperature=3.0), "max_new_tokens": 40, "seed": 1}
     [whole] = engine.generate([[65]], **settings)
-    pieces = list(engine.stream([65], **settings))
+    pieces = list(engine.stream(Request(prompt=[65], **settings)))
     assert "".join(piece.text for piece in pieces) == whole.text
     assert [number for piece in pieces for number in piece.ids] == list(whole.ids)
     assert [piece.finished for piece in pieces if piece.finished] == [whole.finished]
@@ -115,14 +116,14 @@ def test_a_character_of_several_tokens_comes_in_one_piece() -> None:
             torch.nn.init.eye_(self.head.weight)
             self.position = 0
 
-        def forward(self, tokens_BT: torch.Tensor, *, cache: Any) -> torch.Tensor:
+        def forward(self, tokens_BT: torch.Tensor, **_: Any) -> torch.Tensor:
             self.position += 1
             one_hot = torch.nn.functional.one_hot(torch.tensor([[wanted[self.position - 1]]]), 384)
             return one_hot.float()
 
     engine = Engine(dataclasses.replace(loaded, model=Scripted()))
-    pieces = list(engine.stream([1], sampling=GREEDY, max_new_tokens=len(wanted)))
-    assert [piece.text for piece in pieces] == ["a", "", "é", "", "", "漢", ""]
+    pieces = list(engine.stream(Request(prompt=[1], sampling=GREEDY, max_new_tokens=len(wanted))))
+    assert [piece.text for piece in pieces] == ["a", "", "é", "", "", "漢"]
 
 
 def test_a_model_in_training_is_back_in_training_afterwards() -> None:

@@ -18,10 +18,10 @@ from groundup.core.errors import ConfigError
 from groundup.models import Model, ModelConfig, build_model
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.init import initialise
-from groundup.models.kv_cache import KeyValueCache
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.layout import Layout
+from tests.cached import forward_by_pieces
 from tests.parallel.ranks import train_on_ranks
 from tests.runs import make_config, make_data
 
@@ -218,21 +218,8 @@ def test_names_stay_and_a_copy_computes_with_its_own_weights(mode: str) -> None:
 def test_generation_fills_its_cache_once(mode: str) -> None:
     models = (_model(_config("llama"), Recompute(mode=mode)).eval() for mode in ("none", mode))
     with torch.inference_mode():
-        expected, found = (_by_pieces(model) for model in models)
+        expected, found = (forward_by_pieces(model, _tokens(), [64] * (LENGTH // 64)) for model in models)
     assert torch.equal(found, expected)
-
-
-def _by_pieces(model: Model) -> Tensor:
-    cache = KeyValueCache(
-        num_layers=model.config.num_layers,
-        batch_size=2,
-        num_kv_heads=model.config.num_kv_heads,
-        capacity=LENGTH,
-        head_dim=model.config.head_dim,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-    )
-    return torch.cat([model(part_BT, cache=cache) for part_BT in _tokens().split(64, dim=1)], dim=1)
 
 
 @pytest.fixture

@@ -1,0 +1,232 @@
+"""Tokens per second of generation: groundup's engine against ``transformers.generate``, in one process.
+
+The GPT-2 of 124M parameters with random weights, the same in both, greedy, without an end. Requests have
+prompts of 16 to 48 tokens and 8 to 64 new ones, the same for all. transformers completes them one by one
+("single"), or in one static batch, padded on the left, that runs as long as its longest text ("batch");
+tokens beyond a request's own are not counted. The contenders take turns. The bandwidth is that of the
+weights, read once a step, and of the keys and values; its share is of what a sum over 256 MB reads. Writes
+``results/generation.json`` and ``results/generation.md``.
+
+    python benchmarks/generation.py --rounds 3 --threads 2
+"""
+
+import argparse
+import datetime
+import functools
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from processes import describe_machine, wait_for_idle_cpu
+
+from groundup.checkpoint.huggingface.weights import write_huggingface
+from groundup.checkpoint.lazy import LoadedModel
+from groundup.inference.engine import Engine
+from groundup.inference.sampler import Sampling
+from groundup.inference.sequence import Request
+from groundup.models import build_model
+from groundup.models.gpt2 import GPT2Config
+from groundup.models.init import initialise
+from groundup.tokens.tokenizer.bpe import ByteLevelBpe, ByteLevelTokenizer, byte_characters
+
+RESULTS_DIR = Path(__file__).parent / "results"
+END = "<|endoftext|>"
+
+
+def model_of_124m() -> LoadedModel:
+    """The model; its tokenizer has as many ids, of which only the number matters."""
+    config = GPT2Config(
+        vocab_size=50257,
+        max_sequence_length=1024,
+        num_layers=12,
+        hidden_size=768,
+        num_heads=12,
+        ffn_size=3072,
+    )
+    model = build_model(config)
+    initialise(model, config, seed=0)
+    tokens = [*byte_characters(), *(f"w{number}" for number in range(50000))]
+    bpe = ByteLevelBpe(
+        vocab={token: number for number, token in enumerate(tokens)}, merges=[], specials={END: 50256}
+    )
+    tokenizer = ByteLevelTokenizer(bpe, end_of_document=END)
+    return LoadedModel(config=config, model=model.eval(), tokenizer=tokenizer, source=Path("random"))
+
+
+def requests_of(count: int, number: int) -> list[Request]:
+    """Requests of mixed lengths, the same in every round, and of tokens that differ: no prefix is known."""
+    lengths, tokens = np.random.default_rng(count), np.random.default_rng(number)
+    return [
+        Request(
+            prompt=tokens.integers(50000, size=lengths.integers(16, 49)).tolist(),
+            sampling=Sampling(temperature=0),
+            max_new_tokens=int(lengths.integers(8, 65)) if count > 1 else 48,
+        )
+        for _ in range(count)
+    ]
+
+
+def ours(engine: Engine, requests: list[Request]) -> float:
+    """Completes all at once; returns seconds."""
+    begin = time.perf_counter()
+    found = list(engine.complete(requests))
+    assert [len(one.ids) for one in found] == [one.max_new_tokens for one in requests]
+    return time.perf_counter() - begin
+
+
+def theirs(model: Any, requests: list[Request], *, batch: bool) -> float:
+    """Completes all in a static batch, or one by one; returns seconds."""
+    begin = time.perf_counter()
+    for part in [requests] if batch else [[one] for one in requests]:
+        longest = max(len(one.prompt) for one in part)
+        rows = [[0] * (longest - len(one.prompt)) + list(one.prompt) for one in part]
+        seen = [[int(at >= longest - len(one.prompt)) for at in range(longest)] for one in part]
+        num_new = max(one.max_new_tokens for one in part)
+        found = model.generate(
+            torch.tensor(rows),
+            attention_mask=torch.tensor(seen),
+            do_sample=False,
+            min_new_tokens=num_new,
+            max_new_tokens=num_new,
+            pad_token_id=0,
+        )
+        assert found.shape[1] == longest + num_new
+    return time.perf_counter() - begin
+
+
+def bytes_read(loaded: LoadedModel, requests: list[Request], size: int) -> int:
+    """Bytes that decoding must read: weights once a step, and the keys and values of each text."""
+    config = loaded.config
+    steps = max(one.max_new_tokens for one in requests)
+    weights = sum(p.numel() for name, p in loaded.model.named_parameters() if "positions" not in name)
+    of_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    cached = sum((len(one.prompt) + at) for one in requests for at in range(one.max_new_tokens))
+    return size * (steps * weights + of_token * cached)
+
+
+def read_bandwidth() -> float:
+    """Bytes a second of a sum over memory that caches do not hold: the best of ten."""
+    numbers = torch.ones(1 << 26)
+    best = min(_seconds(numbers.sum) for _ in range(10))
+    return float(numbers.nbytes / best)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """All cases."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    loaded = model_of_124m()
+    cases = []
+    with tempfile.TemporaryDirectory() as folder:
+        write_huggingface(loaded, Path(folder))
+        for name in ("bfloat16", "float32"):
+            dtype = getattr(torch, name)
+            engine = Engine(loaded, dtype=dtype)
+            other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+            for count in (1, 8, 32):
+                contenders: dict[str, Callable[[list[Request]], float]] = {
+                    "groundup": functools.partial(ours, engine)
+                }
+                if count <= 8:
+                    contenders["transformers single"] = functools.partial(theirs, other, batch=False)
+                if count > 1:
+                    contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
+                times: dict[str, list[float]] = {key: [] for key in contenders}
+                bandwidth = []
+                for number in range(arguments.rounds + 1):
+                    if not arguments.busy:
+                        wait_for_idle_cpu()
+                    bandwidth.append(read_bandwidth())
+                    requests = requests_of(count, number)
+                    for key, contender in contenders.items():
+                        seconds = contender(requests)
+                        if number:  # the first round warms up
+                            times[key].append(seconds)
+                num_tokens = sum(one.max_new_tokens for one in requests)
+                read = bytes_read(loaded, requests, dtype.itemsize) / statistics.median(times["groundup"])
+                cases.append(
+                    {
+                        "dtype": name,
+                        "requests": count,
+                        "tokens_per_second": {
+                            key: num_tokens / statistics.median(value) for key, value in times.items()
+                        },
+                        "best": {key: num_tokens / min(value) for key, value in times.items()},
+                        "share_of_bandwidth": read / statistics.median(bandwidth),
+                    }
+                )
+                print(cases[-1], flush=True)
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine("torch", "transformers"),
+        "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[1],
+        "busy": arguments.busy,
+        "rounds": arguments.rounds,
+        "read_bandwidth_GB_s": read_bandwidth() / 1e9,
+        "cases": cases,
+    }
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    """The table."""
+    lines = [
+        "# Generation: tokens per second",
+        "",
+        f"{found['date']}, {found['threads']} threads, {json.dumps(found['machine'])}; median of"
+        f" {found['rounds']} rounds in which the contenders take turns, the best round in brackets.",
+    ]
+    if found["busy"]:
+        lines.append(
+            f"**Other programs were running meanwhile** (load average {found['load_average']:.1f}): the"
+            " figures are low, and their ratios a hint."
+        )
+    lines += [
+        "GPT-2 124M, random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (one: 48)."
+        " The share is of the memory bandwidth that a sum reaches"
+        f" ({found['read_bandwidth_GB_s']:.0f} GB/s at the end).",
+        "",
+        "| dtype | requests | groundup | transformers, one by one | transformers, static batch | bandwidth |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for case in found["cases"]:
+        figures = [
+            f"{case['tokens_per_second'][key]:.0f} ({case['best'][key]:.0f})" if key in case["best"] else "-"
+            for key in ("groundup", "transformers single", "transformers batch")
+        ]
+        share = f"{100 * case['share_of_bandwidth']:.0f}%"
+        lines.append("| " + " | ".join([case["dtype"], str(case["requests"]), *figures, share]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measures and writes the results."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine, and say so")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    found = measure(arguments)
+    RESULTS_DIR.joinpath("generation.json").write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS_DIR.joinpath("generation.md").write_text(as_markdown(found))
+
+
+if __name__ == "__main__":
+    main()

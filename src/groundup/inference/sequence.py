@@ -1,0 +1,151 @@
+"""A text that is being generated: what was asked for, and how far it is."""
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+
+from groundup.inference.sampler import Sampling, TokenLogprob
+from groundup.inference.text_stream import TextStream
+
+FinishReason = Literal["stop", "length", "context", "error"]
+"""Why a text ended: a stop id or string came, ``max_new_tokens`` are made, the context is full, or the
+model's logits were not finite."""
+
+Overflow = Literal["stop", "refuse", "slide"]
+"""What happens where prompt and new tokens exceed the context: the text ends there; the request is refused
+before it begins; or the model reads the last half of the context again, and goes on without the rest."""
+
+_SEEDS = 1 << 63
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """One text to be generated.
+
+    Attributes:
+        prompt: Token ids, at least one.
+        sampling: How tokens are drawn.
+        max_new_tokens: The most the text grows by.
+        seed: Of the draws.
+        stop_ids: Ids that end the text; they are not part of it.
+        stop: Strings that end the text; they are not part of it, though their tokens are in its ids.
+        num_logprobs: How many alternatives of each token are reported with their log-probabilities; 0
+            reports that of the token alone, None nothing.
+        overflow: What happens when the context is full.
+    """
+
+    prompt: Sequence[int]
+    sampling: Sampling
+    max_new_tokens: int
+    seed: int = 0
+    stop_ids: Collection[int] = ()
+    stop: Sequence[str] = ()
+    num_logprobs: int | None = None
+    overflow: Overflow = "stop"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delta:
+    """What a step adds to a text.
+
+    Attributes:
+        sequence: The number that ``Engine.add`` gave the text.
+        ids: The new tokens since the last delta.
+        text: What can be shown since then; empty while a character lacks bytes, or while a stop string may
+            have begun.
+        logprobs: One an id, where they were asked for.
+        finished: Set on the last delta only, whose ids and text may be empty.
+    """
+
+    sequence: int
+    ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finished: FinishReason | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generation:
+    """One completed text.
+
+    Attributes:
+        ids: The new tokens, without the stop id.
+        text: What they say, without the stop string; bytes that are not UTF-8 as U+FFFD.
+        finished: Why it ended.
+        logprobs: One an id, where they were asked for.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    finished: FinishReason
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+    @classmethod
+    def joined(cls, deltas: Iterator[Delta]) -> "Generation":
+        """Joins all deltas of a text."""
+        every = list(deltas)
+        reason = every[-1].finished
+        assert reason, "the last delta says why"
+        return cls(
+            ids=tuple(number for delta in every for number in delta.ids),
+            text="".join(delta.text for delta in every),
+            finished=reason,
+            logprobs=tuple(logprob for delta in every for logprob in delta.logprobs),
+        )
+
+
+class TokenSequence:
+    """A request in work: its tokens, the cache blocks that hold their keys and values, its random state.
+
+    The model sees the tokens from ``begin`` on, at positions counted from there; ``computed`` of them are in
+    the cache, in ``blocks``.
+    """
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number = number
+        self.request = request
+        self.tokens = list(request.prompt)
+        self.generator = torch.Generator().manual_seed(request.seed % _SEEDS)
+        self.text = TextStream(request.stop)
+        self.begin = 0
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.num_published = 0  # of its blocks: known to the block manager by their digests
+        self._digests: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """Returns the number of tokens that the model sees."""
+        return len(self.tokens) - self.begin
+
+    @property
+    def pending(self) -> int:
+        """Returns the number of tokens that are not in the cache yet; 1 while it decodes."""
+        return self.length - self.computed
+
+    @property
+    def num_new(self) -> int:
+        """Returns the number of generated tokens."""
+        return len(self.tokens) - len(self.request.prompt)
+
+    def window(self, begin: int, end: int) -> list[int]:
+        """Returns tokens by their positions."""
+        return self.tokens[self.begin + begin : self.begin + end]
+
+    def slide(self, length: int) -> None:
+        """Lets the model see the last tokens only, at positions from 0 on; its blocks must be free."""
+        self.begin = len(self.tokens) - length
+        self._digests = []
+
+    def digests(self, num_blocks: int, block_size: int) -> list[bytes]:
+        """Returns hashes of the first blocks of tokens, each of them with all tokens before."""
+        for index in range(len(self._digests), num_blocks):
+            tokens = self.window(index * block_size, (index + 1) * block_size)
+            before = self._digests[-1] if self._digests else b""
+            data = before + np.array(tokens, dtype=np.int64).tobytes()
+            self._digests.append(hashlib.blake2b(data, digest_size=16).digest())
+        return self._digests[:num_blocks]
