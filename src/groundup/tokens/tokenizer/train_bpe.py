@@ -106,6 +106,11 @@ def _in_a_thread(learn: Callable[[Iterator[str]], object], texts: Iterable[str])
         _end(ahead)  # what waits for texts keeps the library's threads from whoever learns next
         raise
     _put(ahead, None, learning)
+    while not learning.done():
+        with contextlib.suppress(
+            TimeoutError
+        ):  # a wait without end is deaf to a signal that another thread got
+            learning.exception(timeout=_LOOK_SECONDS)
     learning.result()
 
 
