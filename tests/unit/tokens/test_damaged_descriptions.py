@@ -21,7 +21,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sound")
     texts = [f"text number {number} " * (number % 7 + 1) for number in range(40)]
     (folder / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
-    corpus.build(folder / "in.jsonl", out=folder / "corpus")
+    corpus.build(folder / "in.jsonl", out=folder / "corpus", workers=0)
     tokenizer.train(folder / "in.jsonl", out=folder / "tokenizer", vocab_size=270)
     tokens.build(
         folder / "in.jsonl",
@@ -42,7 +42,7 @@ def verbs(folder: Path) -> dict[str, Callable[[], None]]:
         "build": lambda: tokens.build(
             source, prefix=folder / "d", tokenizer=TokenizerOptions(tokenizer=Path("bytes")), workers=0
         ),
-        "corpus": lambda: corpus.build(source, out=folder / "corpus"),
+        "corpus": lambda: corpus.build(source, out=folder / "corpus", workers=0),
         "tokenizer": lambda: tokenizer.inspect(str(folder / "tokenizer")),
     }
 
