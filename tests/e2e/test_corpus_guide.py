@@ -69,5 +69,11 @@ def test_the_example_makes_a_corpus_of_crawled_pages(folder, shared_data):
     report = read_json(folder / "corpus" / "manifest.json")["counts"]
     assert report["documents_read"] >= 30 and report["documents"] >= 10
     dropped = {entry["rule"] for entry in report["dropped"]}
-    assert "gopher_quality" in dropped and dropped <= {"language", "length", "remove_notices", *QUALITY, *DUPLICATES}
+    assert "gopher_quality" in dropped and dropped <= {
+        "language",
+        "length",
+        "remove_notices",
+        *QUALITY,
+        *DUPLICATES,
+    }
     assert "kept" in table
