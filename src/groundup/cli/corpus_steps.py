@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from cyclopts import Parameter
 
 from groundup.cli.corpus import print_report
 from groundup.core.config import from_dict, to_dict
+from groundup.core.config_sources import read_overrides
 from groundup.core.errors import ConfigError
 from groundup.core.executor.local import runner_of
 from groundup.corpus.bad_records import Action, BadRecordPolicy, BadRecords
@@ -139,16 +139,17 @@ def clean(*sources: str, filters: str = _CLEANING, step: StepOptions) -> None:
     """
     paths = [Path(word) for word in sources if not _is_option(word)]
     chosen: list[dict[str, Any]] = [{"kind": name} for name in filters.split(",") if name]
-    for word in filter(_is_option, sources):
-        dotted, _, value = word.partition("=")
-        kind, _, option = dotted.partition(".")
+    options, _ = read_overrides([word for word in sources if _is_option(word)])
+    for kind, values in options.items():
         of_kind = [settings for settings in chosen if settings["kind"] == kind]
         if not of_kind:
             raise ConfigError(
-                f"{kind} is not among the filters {filters}", where=word, fix="Name it with --filters."
+                f"{kind} is not among the filters {filters}",
+                where="command line",
+                fix="Name it with --filters.",
             )
         for settings in of_kind:
-            settings[option] = yaml.safe_load(value)
+            settings.update(values)
     step.run(paths, {"kind": "clean", "filters": chosen}, {"filters": "--filters"})
 
 

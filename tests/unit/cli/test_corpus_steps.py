@@ -85,6 +85,7 @@ def test_audit_prints_what_is_found(say, pages):
         ("corpus clean pages.jsonl length.min_words=3 -o out", "length is not among the filters"),
         ("corpus clean pages.jsonl --filters language,lenght -o out", "Did you mean 'length'?"),
         ("corpus clean pages.jsonl language.kep=[en] -o out", "keep"),
+        ("corpus clean pages.jsonl language.keep=[en -o out", "language.keep"),
         ("corpus dedup pages.jsonl --memory lots -o out", "--memory: 'lots' is no amount of memory"),
         ("corpus dedup pages.jsonl --threshold 1.5 -o out", "threshold 1.5 is not between 0 and 1"),
         ("corpus decontaminate pages.jsonl --against none.jsonl -o out", "there is no such file of items"),
