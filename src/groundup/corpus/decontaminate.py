@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,11 +129,6 @@ class _Cut:
 def _index(against: tuple[Path, ...], overlap: Overlap) -> NgramIndex:
     """The n-grams of all items; made once in each process."""
     return NgramIndex((texts for path in against for texts in _read_items(path)), overlap)
-
-
-def count_items(paths: Sequence[Path]) -> dict[str, int]:
-    """Returns the number of items in each file."""
-    return {str(path): sum(1 for _ in _read_items(path)) for path in paths}
 
 
 def _read_items(path: Path) -> Iterator[list[str]]:
