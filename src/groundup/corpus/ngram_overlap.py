@@ -16,10 +16,10 @@ import xxhash
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, Positive
+from groundup.corpus.window_hashes import window_hashes
 
 _WORD = re.compile(r"\w+")
 _SENTENCE_ENDS = ".!?"
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 @config
@@ -109,8 +109,7 @@ class NgramIndex:
         for ngram in self._ngrams:
             by_size.setdefault(ngram.count(" ") + 1, []).extend(ngram.split(" "))
         self._hashes = {
-            size: np.sort(_window_hashes(_word_hashes(words), size)[::size])
-            for size, words in by_size.items()
+            size: np.sort(window_hashes(_word_hashes(words), size)[::size]) for size, words in by_size.items()
         }
 
     def _first_match(self, text: str) -> tuple[int, str] | None:
@@ -122,7 +121,7 @@ class NgramIndex:
             (place, -size)
             for size, hashes in self._hashes.items()
             if size <= len(words)
-            for place in np.flatnonzero(_are_in(_window_hashes(word_hashes, size), hashes)).tolist()
+            for place in np.flatnonzero(_are_in(window_hashes(word_hashes, size), hashes)).tolist()
         ]
         for place, negative_size in sorted(places):
             ngram = " ".join(words[place : place - negative_size])
@@ -167,10 +166,3 @@ def _are_in(values: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> 
     places = np.searchsorted(ordered, values)
     found: npt.NDArray[np.bool_] = ordered[np.minimum(places, len(ordered) - 1)] == values
     return found
-
-
-def _window_hashes(values: npt.NDArray[np.uint64], size: int) -> npt.NDArray[np.uint64]:
-    hashes = np.zeros(len(values) - size + 1, np.uint64)
-    for offset in range(size):
-        hashes = (hashes ^ (hashes >> np.uint64(31))) * _MULTIPLIER + values[offset : offset + len(hashes)]
-    return hashes

@@ -12,10 +12,10 @@ from groundup.core.config import config
 from groundup.core.config_class import Ratio
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.window_hashes import window_hashes
 
 _PARAGRAPHS = re.compile(r"\n{2,}")
 _LINES = re.compile(r"\n+")
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio, odd
 
 _REASONS = Literal[
     "duplicate lines",
@@ -113,9 +113,7 @@ def _ngrams(numbers: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.int64]:
     count = len(numbers) - n + 1
     if count <= 1:
         return np.arange(max(count, 0))
-    hashes = np.zeros(count, np.uint64)
-    for place in range(n):  # wraps around; 64 bits for at most some million n-grams of a text
-        hashes = (hashes ^ (hashes >> np.uint64(29))) * _MULTIPLIER + numbers[place : place + count]
+    hashes = window_hashes(numbers, n)  # 64 bits for at most some million n-grams of a text
     _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
     return first[inverse]
 
