@@ -106,12 +106,13 @@ def write_nanogpt(
     config = stored.config
     if reason := find_foreign_part(config):
         raise ConfigError(reason, where="command line", fix="Write the native format or Hugging Face's.")
+    assert isinstance(config, GPT2Config), "find_foreign_part has looked"
     weights = {name: stored.weights[name] for name in logical_shapes(config)}
     tensors = dict(to_theirs(_RULES, weights))
     args = {theirs: getattr(config, ours) for theirs, ours in _SIZES.items()}
     content = {
         "model": {**tensors, _HEAD: tensors[_EMBEDDING]},
-        "model_args": {**args, "bias": getattr(config, "bias"), "dropout": config.dropout},  # noqa: B009
+        "model_args": {**args, "bias": config.bias, "dropout": config.dropout},
         "iter_num": stored.step,
         "best_val_loss": _NO_LOSS_YET,
         "config": {},
