@@ -2,6 +2,7 @@
 
 import json as json_format
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,8 +13,6 @@ from groundup.cli.printing import print_excerpt
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from groundup.checkpoint.lazy import LoadedModel
     from groundup.eval.measure import Measured
     from groundup.eval.tasks import EvaluationTask, Results
@@ -103,18 +102,7 @@ def evaluate(
     from groundup.eval.tasks import configured_tasks
     from groundup.parallel.device import choose_precision
 
-    if stray := [word for word in options if "=" not in word]:
-        raise ConfigError(
-            f"{' '.join(stray)} is no option of a task",
-            where="command line",
-            fix="Write e.g. lambada.limit=200, and files behind --data.",
-        )
-    # --data and --tasks take all words behind them, so that options may stand among theirs.
-    settings = [*options, *filter(_OPTION.match, (*map(str, data), *tasks))]
-    files = [item for item in data if not _OPTION.match(str(item))]
-    if not files:
-        raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
-    kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
+    kinds, files, settings = _sorted_words(options, data, tasks)
     layout, settings = layout_of(settings)
     chosen = configured_tasks(kinds, settings)
     if out and every_checkpoint:
@@ -123,17 +111,13 @@ def evaluate(
         require_writable(out.parent, where="--out")
     start_ranks(layout)
     with joined(layout, model.device) as mesh:
-        write = _scalars(tensorboard if mesh.is_first else None)
-
-        def tell(loaded: "LoadedModel", found: "Measured") -> None:
-            write(loaded.step, found)
-            if json:
-                print(json_format.dumps(found.in_one_line(loaded.source, ema=model.ema)))
-            elif not every_checkpoint:
-                print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
-                _print_table(found.task, found.results, found.seconds)
-                _print_items(found.results, show)
-
+        tell = _teller(
+            json=json,
+            table=not every_checkpoint,
+            show=show,
+            ema=model.ema,
+            scalars=_scalars(tensorboard if mesh.is_first else None),
+        )
         if every_checkpoint:
             series = evaluate_checkpoints(path, chosen, files, model, mesh, precision, tell)
             if mesh.is_first and not json:
@@ -147,6 +131,42 @@ def evaluate(
                 tell(loaded, found)
         if out and mesh.is_first:
             write_results(out, str(loaded.source), trees)
+
+
+def _sorted_words(
+    options: Sequence[str], data: Sequence[Path], tasks: Sequence[str]
+) -> tuple[list[str], list[Path], list[str]]:
+    """Returns the kinds of tasks, the files and the settings of a command line."""
+    if stray := [word for word in options if "=" not in word]:
+        raise ConfigError(
+            f"{' '.join(stray)} is no option of a task",
+            where="command line",
+            fix="Write e.g. lambada.limit=200, and files behind --data.",
+        )
+    # --data and --tasks take all words behind them, so that options may stand among theirs.
+    settings = [*options, *filter(_OPTION.match, (*map(str, data), *tasks))]
+    files = [item for item in data if not _OPTION.match(str(item))]
+    if not files:
+        raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
+    kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
+    return kinds, files, settings
+
+
+def _teller(
+    *, json: bool, table: bool, show: int, ema: bool, scalars: "Callable[[int, Measured], None]"
+) -> "Callable[[LoadedModel, Measured], None]":
+    """Returns what tells of a model what a task found."""
+
+    def tell(loaded: "LoadedModel", found: "Measured") -> None:
+        scalars(loaded.step, found)
+        if json:
+            print(json_format.dumps(found.in_one_line(loaded.source, ema=ema)))
+        elif table:
+            print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
+            _print_table(found.task, found.results, found.seconds)
+            _print_items(found.results, show)
+
+    return tell
 
 
 def _scalars(folder: Path | None) -> "Callable[[int, Measured], None]":

@@ -7,8 +7,8 @@ from pathlib import Path
 from groundup.core.files import atomic_write
 from groundup.eval.tasks import TASKS
 
-_WIDTH, _HEIGHT = 360, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 30, 34
+_WIDTH, _HEIGHT = 420, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 30, 34
 _STYLE = (
     "body{font:14px sans-serif;margin:2em;color:#222;background:#fff}svg{margin:0 1em 1em 0}"
     "text{font:11px sans-serif;fill:#444}.title{font-weight:bold;fill:#222}.axis{stroke:#999}"
