@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import shutil
@@ -71,6 +72,11 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def temporary_path(path: Path, *, shared: bool = False) -> Path:
     """The hidden name beside ``path`` under which this process, or several (``shared``), prepare it."""
     return path.with_name(f".{path.name}.tmp" if shared else f".{path.name}.{os.getpid()}.tmp")
+
+
+def unfinished(folder: Path, beginning: str = "") -> list[Path]:
+    """What killed processes have left of what they prepared for names that begin like this."""
+    return list(folder.glob(f".{glob.escape(beginning)}*.tmp"))
 
 
 def fsync_tree(folder: Path) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import glob
 import importlib
 import threading
 import urllib.parse
@@ -13,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.core.files import DISK_IS_FULL, atomic_write, checksum
+from groundup.core.files import DISK_IS_FULL, atomic_write, checksum, unfinished
 from groundup.core.log import logger
 
 T = TypeVar("T")
@@ -121,8 +120,8 @@ class ObjectStore:
                     pass
         finally:
             for path in (download.path for download in downloads):  # what a killed process has left, too
-                for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                    unfinished.unlink(missing_ok=True)
+                for left in unfinished(path.parent, f"{path.name}."):
+                    left.unlink(missing_ok=True)
 
     def put(self, path: Path, url: str, *, on_write: Callable[[int], None]) -> None:
         """Uploads a file; ``on_write`` is told as that of ``get``."""
