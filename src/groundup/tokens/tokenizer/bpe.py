@@ -32,7 +32,7 @@ _SEPARATOR = "\uffff"  # in no written form
 
 
 def quick_pattern(pattern: str) -> str:
-    """A pattern that cuts every text into the same pieces, for ``tiktoken``, which takes it a third faster.
+    """Rewrites a pattern so that ``tiktoken`` cuts every text into the same pieces in a third less time.
 
     Its engine hands expressions without look-ahead to an automaton, but of alternatives each by itself unless
     they stand in a group. White space at the end of a text is one of them too: it does not backtrack there.
@@ -45,7 +45,7 @@ def quick_pattern(pattern: str) -> str:
 
 @functools.cache
 def byte_characters() -> tuple[str, ...]:
-    """The printable character that stands for each byte in vocabulary files (GPT-2's table)."""
+    """Returns the printable character for each byte in vocabulary files (GPT-2's table)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
@@ -57,7 +57,7 @@ def _character_bytes() -> dict[str, int]:
 
 
 def to_bytes(written: str) -> bytes | None:
-    """The bytes that a token's written form stands for; None when it is not of that form."""
+    """Decodes a token's written form to bytes; None when it is not of that form."""
     table = _character_bytes()
     try:
         return bytes([table[character] for character in written])
@@ -66,7 +66,7 @@ def to_bytes(written: str) -> bytes | None:
 
 
 def whole_text(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot express, as U+FFFD, and pairs of them joined."""
+    """Replaces lone surrogates, which UTF-8 cannot express, by U+FFFD, and joins pairs of them."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -94,7 +94,7 @@ class ByteLevelBpe:
     whole_pieces: bool = False
 
     def document(self) -> dict[str, Any]:
-        """The content of a ``tokenizer.json``."""
+        """Returns the content of a ``tokenizer.json``."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         pre_tokenizer: dict[str, Any] = {**byte_level, "use_regex": True}
         if self.pattern != GPT2_PATTERN:
