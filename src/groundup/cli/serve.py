@@ -7,8 +7,8 @@ from typing import Literal
 
 from cyclopts import Parameter
 
-from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions
-from groundup.core.errors import ConfigError, DataError
+from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions
+from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -46,11 +46,10 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 5000,
-    api_key: str | None = None,
-    api_key_file: Path | None = None,
     name: str | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] = "float32",
     limits: LimitOptions = USUAL_LIMITS,
+    key: KeyOptions = NO_KEY,
     model: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API, and Megatron-LM's `PUT /api`.
@@ -70,9 +69,6 @@ def serve(
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of Megatron-LM.
         host: The address to listen at; 0.0.0.0 is all of the machine's.
         port: To listen at; 0 takes a free one.
-        api_key: What clients must send as `Authorization: Bearer KEY`; other users of the machine can see
-            it in the list of processes.
-        api_key_file: A file that holds the key.
         name: Of the model for clients; the folder's when left out.
         dtype: In which the model computes.
     """
@@ -83,7 +79,7 @@ def serve(
     from groundup.serve.service import Limits, Service
 
     began = time.monotonic()
-    key = _read_key(api_key, api_key_file)
+    api_key = key.read()
     flags = {
         "request_bytes": limits.max_request_bytes,
         "prompt_tokens": limits.max_prompt_tokens,
@@ -95,31 +91,19 @@ def serve(
     checked = from_dict(Limits, flags, where="command line", names=names)
     if limits.max_batch_size < 1 or not limits.drain_seconds >= 0:
         raise ConfigError("--max-batch-size is 1 or more, --drain-seconds 0 or more")
-    if host not in _LOCAL and key is None:
+    if host not in _LOCAL and api_key is None:
         logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
     listener = bind(host, port)
     loaded = model.open(path)
     engine = Engine(loaded, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
-    service = Service(loaded, engine, name=name or loaded.source.resolve().name, limits=checked, api_key=key)
+    service = Service(
+        loaded, engine, name=name or loaded.source.resolve().name, limits=checked, api_key=api_key
+    )
 
     def say_ready() -> None:
-        _print_ready(service.name, url_of(listener), time.monotonic() - began, with_key=key is not None)
+        _print_ready(service.name, url_of(listener), time.monotonic() - began, with_key=api_key is not None)
 
     run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
-
-
-def _read_key(given: str | None, path: Path | None) -> str | None:
-    """Returns the key that clients must send."""
-    if given is not None and path is not None:
-        raise ConfigError("--api-key and --api-key-file are both given", fix="Give one of them.")
-    if path is not None:
-        try:
-            given = path.read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"cannot read the key ({error})", where=path) from None
-    if given is not None and not (given and given.isascii() and given.isprintable()):
-        raise ConfigError("the API key is not one line of printable ASCII", fix="Choose another.")
-    return given
 
 
 def _print_ready(name: str, url: str, seconds: float, *, with_key: bool) -> None:

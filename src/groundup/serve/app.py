@@ -1,17 +1,37 @@
 """The routes of the service."""
 
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from groundup import __version__
-from groundup.serve import completions, megatron_api
-from groundup.serve.openai_requests import CompletionFields
+from groundup.serve import chat, completions, megatron_api
+from groundup.serve.openai_requests import ChatFields, CompletionFields
 from groundup.serve.refusal import ERRORS, Refusal, field_name, json_response, refused
 from groundup.serve.request_guard import RequestGuard
 from groundup.serve.service import Service
+
+
+class _StrictJsonRequest(Request):
+    """One whose body is parsed by the letter: without NaN, half characters, or endless nesting."""
+
+    async def json(self) -> Any:
+        return orjson.loads(await self.body())
+
+
+class _StrictJsonRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictJsonRequest(request.scope, request.receive))
+
+        return handle_strictly
 
 
 def build_app(service: Service) -> FastAPI:
@@ -24,6 +44,7 @@ def build_app(service: Service) -> FastAPI:
         redoc_url=None,
         responses=ERRORS,
     )
+    app.router.route_class = _StrictJsonRoute
     _add_routes(app, service)
     app.add_exception_handler(Refusal, _say_refusal)
     app.add_exception_handler(RequestValidationError, _say_invalid)
@@ -43,6 +64,11 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def complete(http: Request, fields: CompletionFields) -> Response:
         """Completes prompts by OpenAI's protocol."""
         return await completions.complete(service, http, fields)
+
+    @app.post("/v1/chat/completions")
+    async def converse(http: Request, fields: ChatFields) -> Response:
+        """Answers in a conversation by OpenAI's protocol."""
+        return await chat.converse(service, http, fields)
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -81,7 +107,7 @@ async def _say_invalid(http: Request, error: Exception) -> Response:
     """Names the first field that is wrong; its value is the client's own, and is not sent back."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    field = field_name(first["loc"][1:]) if first["loc"][0] == "body" else str(first["loc"][-1])
+    field = field_name(error.body, first["loc"][1:], missing=first["type"] == "missing")
     if first["type"] == "json_invalid":
         return refused(http.url.path, 400, "the body is not JSON")
     return refused(http.url.path, 422, f"{field or 'body'}: {first['msg']}", field=field)

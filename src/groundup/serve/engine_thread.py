@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 
+from groundup.core.errors import GroundupError
 from groundup.core.log import logger
 from groundup.inference.engine import Engine
 from groundup.inference.sequence import Delta, Request
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics
+
+_STOPPED = "the engine has stopped"
 
 
 class Submission:
@@ -26,7 +29,7 @@ class Submission:
         self._engine = engine
         self.numbers: dict[int, int] = {}  # of the engine -> index; of the engine's thread only
         self.unfinished = set(range(len(requests)))
-        self.arrived: asyncio.Queue[tuple[int, Delta] | None] = asyncio.Queue()
+        self.arrived: asyncio.Queue[tuple[int, Delta] | Refusal] = asyncio.Queue()
         self.began = time.monotonic()
         self.last_at: dict[int, float] = {}
 
@@ -44,8 +47,8 @@ class Submission:
         """
         while self.unfinished or not self.arrived.empty():
             event = await self.arrived.get()
-            if event is None:
-                raise Refusal(503, "the engine has stopped")
+            if isinstance(event, Refusal):
+                raise event
             if event[1].finished == "error":
                 raise Refusal(500, "the model's logits are not finite")
             yield event
@@ -110,11 +113,11 @@ class EngineThread:
                 fix="Try again later.",
             )
         if self.failed:
-            raise Refusal(503, "the engine has stopped")
+            raise Refusal(503, _STOPPED)
         submission = Submission(requests, self)
         self._open.add(submission)
         self._count(len(requests))
-        self._commands.put(functools.partial(self._add, submission))
+        self._commands.put(functools.partial(self._add, asyncio.get_running_loop(), submission))
         try:
             yield submission
         finally:
@@ -133,7 +136,7 @@ class EngineThread:
 
     def _break(self, on_failure: Callable[[], None]) -> None:
         for submission in self._open:
-            submission.arrived.put_nowait(None)
+            submission.arrived.put_nowait(Refusal(503, _STOPPED))
         on_failure()
 
     def _deliver(self, events: list[tuple[Submission, int, Delta]]) -> None:
@@ -167,11 +170,15 @@ class EngineThread:
             if events:
                 loop.call_soon_threadsafe(self._deliver, events)
 
-    def _add(self, submission: Submission) -> None:
-        for index, request in enumerate(submission.requests):
-            number = self.engine.add(request)
-            submission.numbers[number] = index
-            self._submissions[number] = submission
+    def _add(self, loop: asyncio.AbstractEventLoop, submission: Submission) -> None:
+        try:
+            for index, request in enumerate(submission.requests):
+                number = self.engine.add(request)
+                submission.numbers[number] = index
+                self._submissions[number] = submission
+        except GroundupError as error:
+            refusal = Refusal(422, error.what, fix=error.fix)
+            loop.call_soon_threadsafe(submission.arrived.put_nowait, refusal)
 
     def _abort(self, submission: Submission, indices: Collection[int]) -> None:
         for number, index in submission.numbers.items():

@@ -22,7 +22,7 @@ class StreamOptions(pydantic.BaseModel):
     include_usage: bool = False
 
 
-class _CommonFields(pydantic.BaseModel):
+class CommonFields(pydantic.BaseModel):
     """Fields of both kinds of completions.
 
     ``top_k``, ``min_p``, ``repetition_penalty`` and ``overflow`` are ours.
@@ -88,7 +88,7 @@ class _CommonFields(pydantic.BaseModel):
         ]
 
 
-class CompletionFields(_CommonFields):
+class CompletionFields(CommonFields):
     """The body of ``POST /v1/completions``."""
 
     prompt: (
@@ -133,7 +133,7 @@ class ResponseFormat(pydantic.BaseModel):
     type: Literal["text"]
 
 
-class ChatFields(_CommonFields):
+class ChatFields(CommonFields):
     """The body of ``POST /v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1)]

@@ -3,7 +3,7 @@
 import codecs
 import dataclasses
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from groundup.inference.sampler import TokenLogprob
 from groundup.inference.sequence import Delta
@@ -30,6 +30,13 @@ class Piece:
 
     text: str
     tokens: tuple[SentToken, ...]
+
+    @classmethod
+    def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
+        """Returns one piece of those that follow each other."""
+        return cls(
+            "".join(one.text for one in pieces), tuple(token for one in pieces for token in one.tokens)
+        )
 
 
 class PieceCutter:

@@ -65,9 +65,21 @@ def json_response(body: object, *, status: int = 200, headers: Mapping[str, str]
     return Response(text, status_code=status, media_type="application/json", headers=headers)
 
 
-def field_name(location: Sequence[str | int]) -> str:
-    """Formats the place of a value in a body: ``messages[0].role``."""
+def field_name(body: Any, location: Sequence[str | int], *, missing: bool = False) -> str:
+    """Formats the place of a value in a body: ``messages[0].role``.
+
+    Args:
+        body: In which it is; parts of the location that name no place in it are left out.
+        location: Keys and indices, and whatever else pydantic puts between them.
+        missing: The last part should be there.
+    """
     name = ""
-    for part in location:
-        name += f"[{part}]" if isinstance(part, int) else f".{part}" if name else part
+    for number, part in enumerate(location, 1):
+        is_index = isinstance(part, int) and isinstance(body, list) and part < len(body)
+        is_key = isinstance(body, dict) and part in body
+        if is_index or is_key:
+            body = body[part]
+        elif not (missing and number == len(location)):
+            continue
+        name += f"[{part}]" if is_index else f".{part}" if name else str(part)
     return name

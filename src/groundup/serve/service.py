@@ -10,6 +10,7 @@ from groundup.core.config_class import NotNegative, Positive
 from groundup.core.errors import ConfigError, DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sequence import Request
+from groundup.serve.chat_template import read_chat_template
 from groundup.serve.engine_thread import EngineThread
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics
@@ -65,6 +66,7 @@ class Service:
         self.context = engine.context
         self.metrics = ServiceMetrics(engine)
         self.engine = EngineThread(engine, self.metrics, max_waiting=limits.waiting)
+        self.chat_template = read_chat_template(loaded.companions, loaded.tokenizer.special_tokens)
         self.draining = False
         self.began = int(time.time())
         self._check = engine.check
@@ -92,7 +94,18 @@ class Service:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def shown_text(self, ids: Sequence[int]) -> str:
+    def require_ids(self, ids: Sequence[int]) -> Sequence[int]:
+        """Returns a prompt that is given by ids, if the tokenizer has them.
+
+        Raises:
+            Refusal: It has not.
+        """
+        size = self.loaded.tokenizer.vocab_size
+        if max(ids) >= size:
+            raise Refusal(422, f"id {max(ids)} is outside the vocabulary of {size:,} ids", field="prompt")
+        return ids
+
+    def text_of(self, ids: Sequence[int]) -> str:
         """Returns the text of ids, without special tokens."""
         return b"".join(map(self.loaded.tokenizer.token_bytes, ids)).decode("utf-8", errors="replace")
 
