@@ -99,8 +99,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if not left or len(self.running) == self.max_batch_size:
                 return
-            # Its last token is always computed: the next one is drawn from what it gives.
-            digests = sequence.digests((sequence.length - 1) // self.block_size, self.block_size)
+            digests = sequence.digests(sequence.num_reusable // self.block_size, self.block_size)
             shared = self.blocks.find(digests)
             if len(shared) < len(digests) and digests[len(shared)] in coming:
                 continue  # another text is about to compute the same: wait for it, and share

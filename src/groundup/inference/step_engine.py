@@ -1,0 +1,224 @@
+"""Steps of generation: each continues all texts that are in work."""
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from groundup.checkpoint.lazy import LoadedModel
+from groundup.core.errors import ConfigError
+from groundup.inference.block_manager import BlockManager
+from groundup.inference.device_model import DeviceModel
+from groundup.inference.request_rules import require_possible
+from groundup.inference.runner import Runner
+from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each
+from groundup.inference.scheduler import Scheduler
+from groundup.inference.sequence import Delta, FinishReason, Request, TokenSequence
+
+BLOCK_SIZE = 16
+"""Tokens of a cache block."""
+
+
+class StepEngine:
+    """Continues texts step by step; they join and leave the batch at any step. For one thread.
+
+    Args:
+        loaded: Model and tokenizer. A model in training is put into evaluation mode while the engine works.
+        dtype: In which the model computes; one other than its weights' makes a copy of them.
+        max_batch_size: Most texts that are worked on together.
+        max_step_tokens: Most tokens of a step: the larger, the sooner a prompt is read; the smaller, the less
+            others wait for it.
+        cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        dtype: torch.dtype = torch.float32,
+        max_batch_size: int = 64,
+        max_step_tokens: int = 256,
+        cache_bytes: int = 1 << 30,
+    ) -> None:
+        config = loaded.config
+        self.config = config
+        self.tokenizer = loaded.tokenizer
+        block_bytes = (
+            2 * BLOCK_SIZE * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+        )
+        num_blocks = min(
+            cache_bytes // block_bytes, max_batch_size * -(-config.max_sequence_length // BLOCK_SIZE)
+        )
+        if num_blocks < 2:
+            raise ConfigError(
+                f"{cache_bytes:,} bytes of cache are less than two blocks of {block_bytes:,}",
+                fix="Allow more.",
+            )
+        self.context = min(config.max_sequence_length, num_blocks * BLOCK_SIZE)
+        """Tokens that the model can see at once."""
+        self.blocks = BlockManager(num_blocks)
+        self.scheduler = Scheduler(
+            self.blocks,
+            block_size=BLOCK_SIZE,
+            max_batch_size=max_batch_size,
+            max_step_tokens=max_step_tokens,
+        )
+        # Some published models have more rows than their tokenizer has ids: those mean nothing.
+        self.vocab_size = min(config.vocab_size, self.tokenizer.vocab_size)
+        model = DeviceModel(
+            loaded.model,
+            config,
+            vocab_size=self.vocab_size,
+            dtype=dtype,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+        )
+        self.runner = Runner(model.compute)
+        self._dtype = dtype
+        self._numbers = itertools.count()
+        self._sequences: dict[int, TokenSequence] = {}
+        self._inboxes: dict[int, deque[Delta]] = {}  # of texts that are read one after the other
+
+    def add(self, request: Request) -> int:
+        """Queues a request; it joins the batch at the next step. Returns the number of its text.
+
+        Raises:
+            DataError, ConfigError: As ``check``.
+        """
+        self.check(request)
+        sequence = TokenSequence(next(self._numbers), request)
+        self._fit(sequence)
+        self._sequences[sequence.number] = sequence
+        self.scheduler.add(sequence)
+        return sequence.number
+
+    def abort(self, number: int) -> None:
+        """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
+        if (sequence := self._sequences.pop(number, None)) is not None:
+            self.scheduler.remove(sequence)
+
+    def step(self) -> list[Delta]:
+        """Does the work of one step; returns what it added to the texts.
+
+        Nothing when no text is in work.
+        """
+        work = self.scheduler.schedule()
+        if not work:
+            return []
+        found = self.runner.run(work)
+        self.scheduler.computed(work)
+        # A sum is the cheapest look at all; of logits that are not finite any token could be drawn, or none.
+        finite = found.next_RV.sum(-1).isfinite().tolist()
+        broken = {one.number for one, sound in zip(found.sequences, finite, strict=True) if not sound}
+        for sequence, positions, logits_RV in found.prompts:
+            if logits_RV.sum(-1).isfinite().all():
+                _note_prompt(sequence, positions, logits_RV)
+            else:
+                broken.add(sequence.number)
+        deltas = [self._fail(self._sequences[number]) for number in sorted(broken)]
+        rows = [row for row, one in enumerate(found.sequences) if one.number not in broken]
+        deltas += [self._end(one, "length") for row in rows if not (one := found.sequences[row]).num_wanted]
+        rows = [row for row in rows if found.sequences[row].num_wanted]
+        if rows:
+            logits_RV = found.next_RV if len(rows) == len(finite) else found.next_RV[rows]
+            deltas += self._draw([found.sequences[row] for row in rows], logits_RV)
+        return deltas
+
+    def _draw(self, sequences: Sequence[TokenSequence], logits_RV: Tensor) -> list[Delta]:
+        """Draws the next token of each text."""
+        ids = sample_each(
+            logits_RV,
+            [one.request.sampling for one in sequences],
+            [one.generator for one in sequences],
+            [one.tokens for one in sequences],
+        )
+        logprobs = logprobs_of(logits_RV, ids, [one.request.num_logprobs for one in sequences])
+        return [
+            self._advance(sequence, number, logprob)
+            for sequence, number, logprob in zip(sequences, ids, logprobs, strict=True)
+        ]
+
+    def check(self, request: Request) -> None:
+        """Refuses what cannot be generated.
+
+        Raises:
+            DataError, ConfigError: As ``require_possible``.
+        """
+        require_possible(
+            request,
+            context=self.context,
+            model_ids=self.config.vocab_size,
+            text_ids=self.vocab_size,
+            empty=self.tokenizer.end_of_document_id,
+        )
+
+    def _advance(self, sequence: TokenSequence, number: int, logprob: TokenLogprob | None) -> Delta:
+        """Adds a drawn token to its text."""
+        request = sequence.request
+        if number in request.stop_ids:
+            return self._end(sequence, "stop")
+        sequence.tokens.append(number)
+        text = sequence.text.feed(self.tokenizer.token_bytes(number))
+        logprobs = (logprob,) if logprob else ()
+        reason: FinishReason | None = None
+        if sequence.text.stopped:
+            reason = "stop"
+        elif sequence.num_new == request.max_new_tokens:
+            reason = "length"
+        elif sequence.length > self.context:
+            reason = None if request.overflow == "slide" else "context"
+            self._fit(sequence)
+        if reason is None:
+            return Delta(
+                sequence=sequence.number,
+                ids=(number,),
+                text=text,
+                logprobs=logprobs,
+                prompt_logprobs=sequence.take_prompt_logprobs(),
+            )
+        return self._end(sequence, reason, ids=(number,), text=text, logprobs=logprobs)
+
+    def _fit(self, sequence: TokenSequence) -> None:
+        """Lets a text that exceeds the context go on with the last half of it."""
+        if sequence.length > self.context:
+            self.scheduler.drop_cache(sequence)
+            sequence.slide(max(1, self.context // 2))
+
+    def _end(
+        self,
+        sequence: TokenSequence,
+        reason: FinishReason,
+        *,
+        ids: tuple[int, ...] = (),
+        text: str = "",
+        logprobs: tuple[TokenLogprob, ...] = (),
+    ) -> Delta:
+        if not sequence.text.stopped:
+            text += sequence.text.feed(b"", final=True)
+        del self._sequences[sequence.number]
+        self.scheduler.remove(sequence)
+        return Delta(
+            sequence=sequence.number,
+            ids=ids,
+            text=text,
+            logprobs=logprobs,
+            prompt_logprobs=sequence.take_prompt_logprobs(),
+            finished=reason,
+        )
+
+    def _fail(self, sequence: TokenSequence) -> Delta:
+        """Ends a text whose logits are not finite, and wipes its own blocks, so that it harms no other."""
+        own = [block for block in sequence.blocks if self.blocks.num_owners(block) == 1]
+        for block in own:
+            self.blocks.forget(block)
+        self.runner.clear(own)
+        return self._end(sequence, "error")
+
+
+def _note_prompt(sequence: TokenSequence, positions: range, logits_RV: Tensor) -> None:
+    """Records the log-probabilities of the prompt's tokens after these positions."""
+    ids = sequence.window(positions.start + 1, positions.stop + 1)
+    found = logprobs_of(logits_RV, ids, [sequence.request.num_prompt_logprobs] * len(ids))
+    sequence.prompt_logprobs += [logprob for logprob in found if logprob is not None]
