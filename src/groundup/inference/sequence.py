@@ -1,5 +1,6 @@
 """A text that is being generated: what was asked for, and how far it is."""
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
@@ -37,6 +38,10 @@ class Request:
             reports that of the token alone, None nothing.
         num_prompt_logprobs: The same of the prompt's tokens, the first of which has none.
         overflow: What happens when the context is full.
+        num_beams: More than 1 searches for the most probable texts with so many beams, in place of drawing;
+            ``Generation.beams`` has them.
+        length_penalty: Of beam search: sums of log-probabilities are divided by the number of new tokens to
+            this power; above 0 longer texts are preferred.
     """
 
     prompt: Sequence[int]
@@ -48,6 +53,26 @@ class Request:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     overflow: Overflow = "stop"
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beam:
+    """One of the texts that a beam search found.
+
+    Attributes:
+        ids: The new tokens, without the stop id.
+        text: What they say; bytes that are not UTF-8 as U+FFFD.
+        score: The sum of their log-probabilities, and the stop id's, over their number to the power of the
+            length penalty.
+        finished: Why it ended.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    score: float
+    finished: FinishReason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +87,8 @@ class Delta:
         logprobs: One an id, where they were asked for.
         prompt_logprobs: One for each token of the prompt but the first, where they were asked for; on the
             text's first delta.
+        beams: What a beam search found, the best first, whose ids and text are those of the delta; there is
+            no delta before.
         finished: Set on the last delta only, whose ids and text may be empty.
     """
 
@@ -70,6 +97,7 @@ class Delta:
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    beams: tuple[Beam, ...] = ()
     finished: FinishReason | None = None
 
 
@@ -83,6 +111,7 @@ class Generation:
         finished: Why it ended.
         logprobs: One an id, where they were asked for.
         prompt_logprobs: One for each token of the prompt but the first, where they were asked for.
+        beams: What a beam search found, the best first, which is this one.
     """
 
     ids: tuple[int, ...]
@@ -90,6 +119,7 @@ class Generation:
     finished: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    beams: tuple[Beam, ...] = ()
 
     @classmethod
     def joined(cls, deltas: Iterator[Delta]) -> "Generation":
@@ -103,6 +133,7 @@ class Generation:
             finished=reason,
             logprobs=tuple(logprob for delta in every for logprob in delta.logprobs),
             prompt_logprobs=every[0].prompt_logprobs,
+            beams=every[-1].beams,
         )
 
 
@@ -123,6 +154,8 @@ class TokenSequence:
         self.computed = 0
         self.blocks: list[int] = []
         self.num_published = 0  # of its blocks: known to the block manager by their digests
+        self.num_places = 1  # in the batch
+        self.is_held = False  # until its next token is chosen: then there is nothing to compute
         self.prompt_logprobs: list[TokenLogprob] = []
         self._num_taken = 0
         self._digests: list[bytes] = []
@@ -172,6 +205,14 @@ class TokenSequence:
     def window(self, begin: int, end: int) -> list[int]:
         """Returns tokens by their positions."""
         return self.tokens[self.begin + begin : self.begin + end]
+
+    def fork(self) -> "TokenSequence":
+        """Returns a copy that holds no blocks."""
+        twin = copy.copy(self)
+        twin.tokens, twin.blocks = list(self.tokens), []
+        twin._digests = list(self._digests)
+        twin.computed = twin.num_published = 0
+        return twin
 
     def slide(self, length: int) -> None:
         """Lets the model see the last tokens only, at positions from 0 on; its blocks must be free."""

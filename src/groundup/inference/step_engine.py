@@ -1,7 +1,7 @@
 """Steps of generation: each continues all texts that are in work."""
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
+from groundup.inference.beam_search import BeamSearch
 from groundup.inference.block_manager import BlockManager
 from groundup.inference.device_model import DeviceModel
 from groundup.inference.request_rules import require_possible
@@ -16,6 +17,7 @@ from groundup.inference.runner import Runner
 from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each
 from groundup.inference.scheduler import Scheduler
 from groundup.inference.sequence import Delta, FinishReason, Request, TokenSequence
+from groundup.inference.text_stream import TextStream
 
 BLOCK_SIZE = 16
 """Tokens of a cache block."""
@@ -79,6 +81,7 @@ class StepEngine:
         self._dtype = dtype
         self._numbers = itertools.count()
         self._sequences: dict[int, TokenSequence] = {}
+        self._searches: dict[int, BeamSearch] = {}
         self._inboxes: dict[int, deque[Delta]] = {}  # of texts that are read one after the other
 
     def add(self, request: Request) -> int:
@@ -88,16 +91,25 @@ class StepEngine:
             DataError, ConfigError: As ``check``.
         """
         self.check(request)
-        sequence = TokenSequence(next(self._numbers), request)
-        self._fit(sequence)
-        self._sequences[sequence.number] = sequence
+        number = next(self._numbers)
+        if request.num_beams > 1:
+            search = self._searches[number] = BeamSearch(number, request, self.context)
+            sequence = search.beams[0]
+        else:
+            sequence = self._sequences[number] = TokenSequence(number, request)
+            self._fit(sequence)
         self.scheduler.add(sequence)
-        return sequence.number
+        return number
 
     def abort(self, number: int) -> None:
         """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
-        if (sequence := self._sequences.pop(number, None)) is not None:
+        self._free(number)
+
+    def _free(self, number: int) -> None:
+        for sequence in self._members(number):
             self.scheduler.remove(sequence)
+        self._sequences.pop(number, None)
+        self._searches.pop(number, None)
 
     def step(self) -> list[Delta]:
         """Does the work of one step; returns what it added to the texts.
@@ -117,13 +129,21 @@ class StepEngine:
                 _note_prompt(sequence, positions, logits_RV)
             else:
                 broken.add(sequence.number)
-        deltas = [self._fail(self._sequences[number]) for number in sorted(broken)]
-        rows = [row for row, one in enumerate(found.sequences) if one.number not in broken]
-        deltas += [self._end(one, "length") for row in rows if not (one := found.sequences[row]).num_wanted]
-        rows = [row for row in rows if found.sequences[row].num_wanted]
-        if rows:
-            logits_RV = found.next_RV if len(rows) == len(finite) else found.next_RV[rows]
-            deltas += self._draw([found.sequences[row] for row in rows], logits_RV)
+        deltas = [self._fail(number) for number in sorted(broken)]
+        drawing: list[int] = []
+        for row, sequence in enumerate(found.sequences):
+            if sequence.number in broken:
+                continue
+            if search := self._searches.get(sequence.number):
+                if search.feed(sequence, found.next_RV[row]):
+                    deltas += self._advance_search(search)
+            elif not sequence.num_wanted:
+                deltas.append(self._end(sequence, "length"))
+            else:
+                drawing.append(row)
+        if drawing:
+            logits_RV = found.next_RV if len(drawing) == len(finite) else found.next_RV[drawing]
+            deltas += self._draw([found.sequences[row] for row in drawing], logits_RV)
         return deltas
 
     def _draw(self, sequences: Sequence[TokenSequence], logits_RV: Tensor) -> list[Delta]:
@@ -149,6 +169,7 @@ class StepEngine:
         require_possible(
             request,
             context=self.context,
+            max_batch_size=self.scheduler.max_batch_size,
             model_ids=self.config.vocab_size,
             text_ids=self.vocab_size,
             empty=self.tokenizer.end_of_document_id,
@@ -197,8 +218,7 @@ class StepEngine:
     ) -> Delta:
         if not sequence.text.stopped:
             text += sequence.text.feed(b"", final=True)
-        del self._sequences[sequence.number]
-        self.scheduler.remove(sequence)
+        self._free(sequence.number)
         return Delta(
             sequence=sequence.number,
             ids=ids,
@@ -208,13 +228,51 @@ class StepEngine:
             finished=reason,
         )
 
-    def _fail(self, sequence: TokenSequence) -> Delta:
+    def _fail(self, number: int) -> Delta:
         """Ends a text whose logits are not finite, and wipes its own blocks, so that it harms no other."""
-        own = [block for block in sequence.blocks if self.blocks.num_owners(block) == 1]
+        members = self._members(number)
+        held = Counter(block for sequence in members for block in sequence.blocks)
+        own = [block for block, count in held.items() if self.blocks.num_owners(block) == count]
         for block in own:
             self.blocks.forget(block)
         self.runner.clear(own)
-        return self._end(sequence, "error")
+        if number in self._sequences:
+            return self._end(self._sequences[number], "error")
+        self._free(number)
+        return Delta(sequence=number, ids=(), text="", finished="error")
+
+    def _members(self, number: int) -> list[TokenSequence]:
+        """Returns the texts of a request that are in work."""
+        if search := self._searches.get(number):
+            return search.beams
+        return [self._sequences[number]] if number in self._sequences else []
+
+    def _advance_search(self, search: BeamSearch) -> list[Delta]:
+        """Continues the beams that were chosen; of the others, what they hold is freed."""
+        number, chosen = search.beams[0].number, search.advance()
+        if not chosen:
+            texts = [TextStream().feed(self._bytes(ids), final=True) for ids in search.found_ids]
+            beams = search.results(texts)
+            self._free(number)
+            best = beams[0]
+            return [Delta(sequence=number, ids=best.ids, text=best.text, beams=beams, finished=best.finished)]
+        continued = {index for index, _ in chosen}
+        for index, beam in enumerate(search.beams):
+            beam.num_places = 1
+            if index not in continued:
+                self.scheduler.remove(beam)
+        following: list[TokenSequence] = []
+        for index, _ in chosen:
+            beam = search.beams[index]
+            following.append(self.scheduler.fork(beam, self.runner.copy) if beam in following else beam)
+        for beam, (_, token) in zip(following, chosen, strict=True):
+            beam.tokens.append(token)
+            beam.is_held = False
+        search.beams = following
+        return []
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        return b"".join(map(self.tokenizer.token_bytes, ids))
 
 
 def _note_prompt(sequence: TokenSequence, positions: range, logits_RV: Tensor) -> None:
