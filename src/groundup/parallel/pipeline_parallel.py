@@ -30,8 +30,8 @@ from groundup.parallel.mesh import ParallelMesh
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
-Inputs = dict[str, Tensor]
-"""``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``."""
+Inputs = dict[str, Any]
+"""``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``, or a ``mask``."""
 
 Loss = Callable[[Model, Tensor, Tensor], Tensor]
 """Takes the last stage, final hidden states and targets; returns the loss to be minimised."""
