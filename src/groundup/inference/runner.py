@@ -4,7 +4,8 @@ Shapes: R rows of which logits are wanted, V true vocabulary.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
@@ -49,15 +50,32 @@ class StepLogits:
     prompts: list[tuple[TokenSequence, range, Tensor]]
 
 
+class StepModel(Protocol):
+    """A model with a paged cache, on one device or over several ranks."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Returns the bytes of a token's keys and values."""
+        ...
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Makes room for keys and values; once, before anything is computed."""
+        ...
+
+    def compute(self, plan: StepPlan) -> Tensor:
+        """Returns the logits [R, V] of the plan's rows in fp32."""
+        ...
+
+
 class Runner:
     """Runs steps.
 
     Args:
-        compute: Does a plan; returns the logits [R, V] of its rows in fp32.
+        model: Does their plans.
     """
 
-    def __init__(self, compute: Callable[[StepPlan], Tensor]) -> None:
-        self._compute = compute
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
         self._cleared: list[int] = []
         self._copies: dict[int, int] = {}
 
@@ -98,7 +116,9 @@ class Runner:
             copies=self._copies,
         )
         self._cleared, self._copies = [], {}
-        next_RV, *of_prompts = self._compute(plan).split([len(last_rows), *(len(one) for _, one in prompts)])
+        next_RV, *of_prompts = self._model.compute(plan).split(
+            [len(last_rows), *(len(one) for _, one in prompts)]
+        )
         return StepLogits(
             [one.sequence for one in ordered if one.is_last],
             next_RV,

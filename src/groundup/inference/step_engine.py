@@ -13,7 +13,7 @@ from groundup.inference.beam_search import BeamSearch
 from groundup.inference.block_manager import BlockManager
 from groundup.inference.device_model import DeviceModel
 from groundup.inference.request_rules import require_possible
-from groundup.inference.runner import Runner
+from groundup.inference.runner import Runner, StepModel
 from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each
 from groundup.inference.scheduler import Scheduler
 from groundup.inference.sequence import Delta, FinishReason, Request, TokenSequence
@@ -33,6 +33,7 @@ class StepEngine:
         max_step_tokens: Most tokens of a step: the larger, the sooner a prompt is read; the smaller, the less
             others wait for it.
         cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
+        model: What computes, in this dtype; by default the loaded model on its device.
     """
 
     def __init__(
@@ -43,13 +44,15 @@ class StepEngine:
         max_batch_size: int = 64,
         max_step_tokens: int = 256,
         cache_bytes: int = 1 << 30,
+        model: StepModel | None = None,
     ) -> None:
         config = loaded.config
         self.config = config
         self.tokenizer = loaded.tokenizer
-        block_bytes = (
-            2 * BLOCK_SIZE * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
-        )
+        self.vocab_size = text_vocab_size(loaded)
+        if model is None:
+            model = DeviceModel(loaded.model, config, vocab_size=self.vocab_size, dtype=dtype)
+        block_bytes = BLOCK_SIZE * model.bytes_per_token
         num_blocks = min(
             cache_bytes // block_bytes, max_batch_size * -(-config.max_sequence_length // BLOCK_SIZE)
         )
@@ -67,17 +70,8 @@ class StepEngine:
             max_batch_size=max_batch_size,
             max_step_tokens=max_step_tokens,
         )
-        # Some published models have more rows than their tokenizer has ids: those mean nothing.
-        self.vocab_size = min(config.vocab_size, self.tokenizer.vocab_size)
-        model = DeviceModel(
-            loaded.model,
-            config,
-            vocab_size=self.vocab_size,
-            dtype=dtype,
-            num_blocks=num_blocks,
-            block_size=BLOCK_SIZE,
-        )
-        self.runner = Runner(model.compute)
+        model.allocate(num_blocks, BLOCK_SIZE)
+        self.runner = Runner(model)
         self._dtype = dtype
         self._numbers = itertools.count()
         self._sequences: dict[int, TokenSequence] = {}
@@ -273,6 +267,14 @@ class StepEngine:
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(map(self.tokenizer.token_bytes, ids))
+
+
+def text_vocab_size(loaded: LoadedModel) -> int:
+    """Returns the number of ids that mean something.
+
+    Some published models have more rows than their tokenizer has ids.
+    """
+    return min(loaded.config.vocab_size, loaded.tokenizer.vocab_size)
 
 
 def _note_prompt(sequence: TokenSequence, positions: range, logits_RV: Tensor) -> None:
