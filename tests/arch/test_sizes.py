@@ -20,7 +20,7 @@ BUDGETS = {
     "core": 2500,
     "corpus": 7900,
     "eval": 2150,
-    "inference": 1250,
+    "inference": 1730,
     "launch": 1800,
     "models": 1300,
     "parallel": 1700,

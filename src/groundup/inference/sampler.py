@@ -130,13 +130,19 @@ def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int
 def logprobs_of(
     logits_BV: Tensor, ids: Sequence[int], wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    """Returns log-probabilities of drawn tokens and of the most probable ones, for rows that want some."""
+    """Returns log-probabilities of tokens and of the most probable ones, for rows that want some."""
     found: list[TokenLogprob | None] = [None] * len(ids)
-    for row, (number, count) in enumerate(zip(ids, wanted, strict=True)):
-        if count is not None:
-            logprobs_V = logits_BV[row].log_softmax(-1)
-            values, top = logprobs_V.topk(min(count, len(logprobs_V)))
-            found[row] = TokenLogprob(
-                chosen=float(logprobs_V[number]), top=tuple(zip(top.tolist(), values.tolist(), strict=True))
-            )
+    rows = [row for row, count in enumerate(wanted) if count is not None]
+    if not rows:
+        return found
+    counts = [wanted[row] or 0 for row in rows]
+    part_RV = logits_BV if len(rows) == len(ids) else logits_BV[rows]
+    sums_R1 = part_RV.logsumexp(-1, keepdim=True).double()
+    chosen_R1 = part_RV.gather(1, torch.tensor([[ids[row]] for row in rows], device=part_RV.device))
+    values_RK, top_RK = part_RV.topk(min(max(counts), part_RV.shape[-1]))
+    chosen = (chosen_R1.double() - sums_R1).squeeze(1).tolist()
+    values, top = (values_RK.double() - sums_R1).tolist(), top_RK.tolist()
+    for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        pairs = tuple(zip(top[at][:count], values[at][:count], strict=True))
+        found[row] = TokenLogprob(chosen=chosen[at], top=pairs)
     return found
