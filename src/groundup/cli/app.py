@@ -74,6 +74,7 @@ _VERBS = {
     "convert": "convert:convert",
     "generate": "generate:generate",
     "serve": "serve:serve",
+    "client": "client:client",
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

@@ -93,6 +93,8 @@ def serve(
         raise ConfigError("--max-batch-size is 1 or more, --drain-seconds 0 or more")
     if host not in _LOCAL and api_key is None:
         logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port {port} is no port: they go up to 65535")
     listener = bind(host, port)
     loaded = model.open(path)
     engine = Engine(loaded, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
