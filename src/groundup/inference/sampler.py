@@ -58,6 +58,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+_LEAST_TEMPERATURE = 1e-4
+"""Below, quotients overflow, and the most probable token has all of the probability anyway."""
+
+
 def sample_each(
     logits_BV: Tensor,
     samplings: Sequence[Sampling],
@@ -88,7 +92,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
         generators: One a row, on the CPU, so that a row's draws depend neither on its neighbours nor on
             the device; each gives one number a call, none when the temperature is 0.
     """
-    if sampling.temperature == 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(-1)
     logits_BV = filtered(logits_BV.float() / sampling.temperature, sampling)
     cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)

@@ -1,6 +1,7 @@
 """Megatron-LM's ``PUT /api``."""
 
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -28,6 +29,8 @@ OPENAPI = {
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": "The texts, or as a string the rule that the request breaks."}
 }
+MAX_LENGTH_PENALTY = 20
+"""Beyond, lengths to this power are no numbers any more."""
 TOO_LONG = "Length of prompt + tokens_to_generate longer than allowed"
 
 
@@ -49,70 +52,116 @@ async def answer(service: Service, http: Request) -> Response:
 
 
 async def _generate(service: Service, fields: MegatronFields) -> dict[str, Any]:
-    _require_served(fields)
+    _require_served(service, fields)
     hidden = () if fields.add_BOS else service.loaded.bos_ids
     begin = [service.loaded.bos_id] if fields.add_BOS else list(hidden)
     prompts = [[*begin, *await service.encode(prompt)] for prompt in fields.prompts]
     if max(map(len, prompts)) + fields.tokens_to_generate > service.context:
         raise FieldError(TOO_LONG)
-    requests = _requests(service, fields, prompts)
+    requests = [_request(service, fields, prompt, row) for row, prompt in enumerate(prompts)]
     service.require(requests, prompt="prompts", new_tokens="tokens_to_generate")
-    names = [[service.token_bytes(number) for number in prompt[len(hidden) :]] for prompt in prompts]
-    texts = [fields.add_BOS * names[row][0].decode() + prompt for row, prompt in enumerate(fields.prompts)]
-    new: list[list[bytes]] = [[] for _ in prompts]
+    shown = [prompt[len(hidden) :] for prompt in prompts]
+    texts = [
+        fields.add_BOS * _as_text(service, ids[:1]) + text
+        for ids, text in zip(shown, fields.prompts, strict=True)
+    ]
+    if requests[0].num_beams > 1:
+        return await _search(service, requests[0], texts[0], shown[0])
+    added, logprobs = await _draw(service, fields, requests)
+    segments = [
+        [_as_text(service, [number]) for number in (*ids, *new)]
+        for ids, new in zip(shown, added, strict=True)
+    ]
+    answer: dict[str, Any] = {"segments": segments}
+    answer["text"] = [text + _as_text(service, new) for text, new in zip(texts, added, strict=True)]
+    if fields.beam_width is not None:
+        length = max(1, len(added[0]))
+        return {"scores": [sum(logprobs[0][-length:]) / length**fields.length_penalty], **answer}
+    return {"logprobs": [row[len(hidden) :] for row in logprobs] if fields.logprobs else None, **answer}
+
+
+async def _draw(
+    service: Service, fields: MegatronFields, requests: Sequence[sequence.Request]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Generates; returns the new ids of each text, its last one included, and all log-probabilities."""
+    added: list[list[int]] = [[] for _ in requests]
+    logprobs: list[list[float]] = [[] for _ in requests]
     ended: set[int] = set()
     with service.engine.submit(requests) as submission:
         async for row, delta in submission:
             if row in ended:
                 continue
-            new[row] += map(service.token_bytes, delta.ids)
-            if delta.finished == "stop":  # theirs shows the end of a document
-                new[row].append(service.token_bytes(service.loaded.tokenizer.end_of_document_id))
-            elif delta.ids and _ends(fields, [*names[row][-1:], *new[row][-2:]]):
+            added[row] += delta.ids
+            logprobs[row] += (one.chosen for one in (*delta.prompt_logprobs, *delta.logprobs))
+            last = [*requests[row].prompt[-1:], *added[row]][-2:]
+            if delta.ids and _is_last(service, fields, last):
                 ended.add(row)
                 submission.abort({row})
-    return {  # in the order of theirs
-        "logprobs": None,
-        "segments": [
-            [_as_text(token) for token in (*before, *added)] for before, added in zip(names, new, strict=True)
-        ],
-        "text": [text + _as_text(b"".join(added)) for text, added in zip(texts, new, strict=True)],
+    return added, logprobs
+
+
+async def _search(
+    service: Service, request: sequence.Request, text: str, shown: Sequence[int]
+) -> dict[str, Any]:
+    """Searches with beams; the best text comes first."""
+    beams: tuple[sequence.Beam, ...] = ()
+    with service.engine.submit([request]) as submission:
+        async for _, delta in submission:
+            beams = delta.beams
+    return {
+        "scores": [beam.score for beam in beams],
+        "segments": [[_as_text(service, [number]) for number in (*shown, *beam.ids)] for beam in beams],
+        "text": [text + _as_text(service, beam.ids) for beam in beams],
     }
 
 
-def _require_served(fields: MegatronFields) -> None:
-    if fields.logprobs:
-        raise Refusal(400, "is not served", field="logprobs")
-    if fields.beam_width is not None:
-        raise Refusal(400, "is not served", field="beam_width")
+def _require_served(service: Service, fields: MegatronFields) -> None:
+    if (fields.beam_width or 0) > service.max_batch_size:
+        raise Refusal(422, f"is more than {service.max_batch_size}", field="beam_width")
+    if abs(fields.length_penalty) > MAX_LENGTH_PENALTY:
+        raise Refusal(422, f"is beyond {MAX_LENGTH_PENALTY}", field="length_penalty")
     if fields.top_p_decay or fields.top_p_bound:
         raise Refusal(400, "is not served", field="top_p_decay")
     if fields.prevent_newline_after_colon:
         raise Refusal(400, "is not served", field="prevent_newline_after_colon")
 
 
-def _requests(service: Service, fields: MegatronFields, prompts: list[list[int]]) -> list[sequence.Request]:
-    sampling = Sampling(temperature=fields.temperature, top_k=fields.top_k, top_p=fields.top_p)
+def _request(service: Service, fields: MegatronFields, prompt: list[int], row: int) -> sequence.Request:
+    num_beams = int(fields.beam_width or 0)
+    is_greedy = fields.top_k == 1 or num_beams
     seed = secrets.randbits(62) if fields.random_seed < 0 else fields.random_seed
-    return [
-        sequence.Request(
-            prompt=prompt,
-            sampling=Sampling(temperature=0) if fields.top_k == 1 else sampling,
-            max_new_tokens=int(fields.tokens_to_generate),
-            seed=seed + row,
-            stop_ids=(service.loaded.tokenizer.end_of_document_id,),
-        )
-        for row, prompt in enumerate(prompts)
-    ]
+    return sequence.Request(
+        prompt=prompt,
+        sampling=Sampling(temperature=0)
+        if is_greedy
+        else Sampling(temperature=fields.temperature, top_k=fields.top_k, top_p=fields.top_p),
+        max_new_tokens=int(fields.tokens_to_generate),
+        seed=seed + row,
+        stop_ids=(_stop_id(service, fields),) if num_beams > 1 else (),  # else `_is_last` says, and shows it
+        num_logprobs=0 if num_beams == 1 or (fields.logprobs and not num_beams) else None,
+        num_prompt_logprobs=0 if fields.logprobs and not num_beams else None,
+        num_beams=max(1, num_beams),
+        length_penalty=fields.length_penalty if num_beams > 1 else 1.0,
+    )
 
 
-def _ends(fields: MegatronFields, tokens: list[bytes]) -> bool:
-    """Tells whether a text ends at its newest token by the rules on lines."""
+def _stop_id(service: Service, fields: MegatronFields) -> int:
+    """Returns the id that ends a text; theirs takes that of GPT-2 whatever the tokenizer is."""
+    if fields.beam_width is None or fields.stop_token is None:
+        return service.loaded.tokenizer.end_of_document_id
+    return int(fields.stop_token)
+
+
+def _is_last(service: Service, fields: MegatronFields, ids: Sequence[int]) -> bool:
+    """Tells whether a text ends with these ids."""
+    if ids[-1] == _stop_id(service, fields):
+        return True
+    tokens = list(map(service.token_bytes, ids))
     is_double = tokens[-1] == b"\n\n"
     if fields.stop_on_double_eol:
         return is_double or tokens[-2:] == [b"\n", b"\n"]
     return fields.stop_on_eol and (is_double or tokens[-1] == b"\n")
 
 
-def _as_text(data: bytes) -> str:
-    return data.decode("utf-8", errors="replace")
+def _as_text(service: Service, ids: Sequence[int]) -> str:
+    return b"".join(map(service.token_bytes, ids)).decode("utf-8", errors="replace")

@@ -53,8 +53,8 @@ class OpenAIAnswer(abc.ABC):
     def chunk(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """Returns a piece of a text as a client gets it in a stream."""
 
-    def beginning(self, index: int) -> Piece | None:
-        """Returns what is sent before anything is generated."""
+    def beginning(self, index: int, delta: sequence.Delta) -> Piece | None:
+        """Returns what is sent of a text before its first delta."""
         return None
 
     async def respond(self, http: Request) -> Response:
@@ -95,7 +95,7 @@ class OpenAIAnswer(abc.ABC):
         cutters: dict[int, PieceCutter] = {}
         async for index, delta in submission:
             if index not in cutters:
-                begin = self.beginning(index)
+                begin = self.beginning(index, delta)
                 token_bytes = self.service.loaded.tokenizer.token_bytes
                 cutters[index] = PieceCutter(token_bytes, len(begin.text) if begin else 0)
                 if begin:

@@ -42,7 +42,7 @@ class CommonFields(pydantic.BaseModel):
     frequency_penalty: Literal[0] | None = None
     top_k: Annotated[int, Field(ge=0, le=1 << 31)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     overflow: Overflow = "refuse"
 
     @pydantic.field_validator("presence_penalty", "frequency_penalty", mode="before")
@@ -57,7 +57,7 @@ class CommonFields(pydantic.BaseModel):
         max_new_tokens: int,
         stop_ids: frozenset[int],
         num_logprobs: int | None,
-        overflow: Overflow | None = None,
+        num_prompt_logprobs: int | None = None,
     ) -> list[Request]:
         """Returns the texts that are asked for: of each prompt ``n``, one seed after the other."""
         temperature = 1.0 if self.temperature is None else self.temperature
@@ -81,7 +81,8 @@ class CommonFields(pydantic.BaseModel):
                 stop_ids=stop_ids,
                 stop=stop,
                 num_logprobs=num_logprobs,
-                overflow=overflow or self.overflow,
+                num_prompt_logprobs=num_prompt_logprobs,
+                overflow=self.overflow,
             )
             for row, prompt in enumerate(prompts)
             for sample in range(num_samples)

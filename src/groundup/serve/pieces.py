@@ -48,22 +48,30 @@ class PieceCutter:
     Args:
         token_bytes: Returns what an id stands for.
         offset: Characters before the text.
+
+    Attributes:
+        decoded: Characters of all tokens so far, and those before.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], offset: int = 0) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._decoded = self._sent = offset
+        self.decoded = self._sent = offset
         self._held: deque[SentToken] = deque()
+
+    def locate(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob | None]) -> list[SentToken]:
+        """Returns the tokens that come next, each with the place where it begins."""
+        found = []
+        for number, logprob in zip(ids, logprobs, strict=True):
+            found.append(SentToken(number, self.decoded, logprob))
+            self.decoded += len(self._decoder.decode(self._token_bytes(number)))
+        return found
 
     def cut(self, delta: Delta) -> Piece:
         """Returns what can be sent after a delta."""
-        logprobs = delta.logprobs or (None,) * len(delta.ids)
-        for number, logprob in zip(delta.ids, logprobs, strict=True):
-            self._held.append(SentToken(number, self._decoded, logprob))
-            self._decoded += len(self._decoder.decode(self._token_bytes(number)))
+        self._held += self.locate(delta.ids, delta.logprobs or (None,) * len(delta.ids))
         self._sent += len(delta.text)
-        complete = delta.finished is not None and self._sent >= self._decoded
+        complete = delta.finished is not None and self._sent >= self.decoded
         ready = []
         while self._held and (complete or self._held[0].offset < self._sent):
             ready.append(self._held.popleft())

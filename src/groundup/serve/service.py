@@ -64,6 +64,7 @@ class Service:
         self.limits = limits
         self.api_key = api_key
         self.context = engine.context
+        self.max_batch_size = engine.scheduler.max_batch_size
         self.metrics = ServiceMetrics(engine)
         self.engine = EngineThread(engine, self.metrics, max_waiting=limits.waiting)
         self.chat_template = read_chat_template(loaded.companions, loaded.tokenizer.special_tokens)

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
+from groundup.inference.sequence import Request
+from groundup.models import lm_head
 from tests.served import Served
 from tests.tiny import END, spelling_model, tiny_model, tiny_tokenizer
 
@@ -102,3 +105,56 @@ def test_a_prompt_too_long_for_the_model_is_refused_in_its_words(served: Served)
     expected = "Length of prompt + tokens_to_generate longer than allowed"
     assert served.ask("PUT", "/api", {"prompts": ["a"], "tokens_to_generate": 64}) == (200, expected)
     assert served.ask("PUT", "/api", {"prompts": ["a"], "tokens_to_generate": 63})[1] != expected
+
+
+def test_log_probabilities_of_prompt_and_text_are_the_model_s(served: Served) -> None:
+    """Of all tokens but the first; without new tokens it scores a text."""
+    loaded = tiny_model("gpt2")
+    body = {"prompts": [PROMPT, "a dog"], "tokens_to_generate": 5, "logprobs": True, "top_k": 1}
+    status, answer = served.ask("PUT", "/api", body)
+    assert status == 200
+    for text, segments, found in zip(answer["text"], answer["segments"], answer["logprobs"], strict=True):
+        assert len(found) == len(segments) - 1
+        score = {"prompts": [text], "tokens_to_generate": 0, "logprobs": True}
+        ids = loaded.tokenizer.encode(text)
+        if "\ufffd" not in text and len(ids) == len(segments):
+            assert served.ask("PUT", "/api", score)[1]["logprobs"][0] == pytest.approx(found, abs=1e-3)
+    ids = loaded.tokenizer.encode(PROMPT)
+    with torch.no_grad():
+        logits_TV = lm_head(loaded.model, loaded.model(torch.tensor([ids])), vocab_size=300)[0]
+    expected = logits_TV.log_softmax(-1)[range(len(ids) - 1), ids[1:]]
+    assert answer["logprobs"][0][: len(ids) - 1] == pytest.approx(expected.tolist(), abs=1e-3)
+
+
+def test_the_end_of_the_document_has_a_log_probability() -> None:
+    with Served(spelling_model("ab", ends=True)) as served:
+        body = {"prompts": ["a"], "tokens_to_generate": 9, "top_k": 1, "logprobs": True}
+        answer = served.ask("PUT", "/api", body)[1]
+        assert answer["segments"] == [["a", "b", END]]
+        assert len(answer["logprobs"][0]) == 2
+
+
+def test_beams(served: Served) -> None:
+    tokenizer = tiny_tokenizer()
+    request = Request(
+        prompt=tokenizer.encode(PROMPT),
+        sampling=Sampling(temperature=0),
+        max_new_tokens=6,
+        stop_ids=[13],
+        num_beams=3,
+        length_penalty=0.5,
+    )
+    (expected,) = Engine(tiny_model("gpt2")).complete([request])
+    asked = {"prompts": [PROMPT], "tokens_to_generate": 6, "stop_token": 13, "length_penalty": 0.5}
+    status, answer = served.ask("PUT", "/api", {**asked, "beam_width": 3})
+    assert status == 200
+    assert answer["scores"] == pytest.approx([beam.score for beam in expected.beams], abs=1e-4)
+    assert answer["text"] == [PROMPT + beam.text for beam in expected.beams]
+    alone = served.ask("PUT", "/api", {**asked, "beam_width": 1})[1]
+    greedy = served.ask("PUT", "/api", {**asked, "top_k": 1, "logprobs": True})[1]
+    new = greedy["logprobs"][0][-6:]
+    assert alone["text"] == greedy["text"]
+    assert alone["scores"] == pytest.approx([sum(new) / 6**0.5], abs=1e-4)
+    for change in ({"beam_width": 3, "length_penalty": 1e9}, {"beam_width": 1000}):
+        status, refusal = served.ask("PUT", "/api", {**asked, **change})
+        assert (status, refusal["error"]["param"]) == (422, list(change)[-1])

@@ -263,3 +263,33 @@ def test_a_context_that_overflows_slides_or_ends_by_choice(client: openai.OpenAI
     count = ended.usage.completion_tokens
     assert count < slid.usage.completion_tokens == 60
     assert slid.choices[0].logprobs.tokens[:count] == ended.choices[0].logprobs.tokens
+
+
+def test_echo_with_logprobs_scores_a_prompt(client: openai.OpenAI) -> None:
+    """As EleutherAI's harness asks for it: no token is generated."""
+    tokenizer = tiny_tokenizer()
+    asked = {"model": "tiny", "prompt": PROMPT, "echo": True, "logprobs": 2}
+    (scored,) = client.completions.create(**asked, max_tokens=0).choices
+    (longer,) = client.completions.create(**asked, max_tokens=3, temperature=0).choices
+    tokens = [tokenizer.token_bytes(number).decode() for number in tokenizer.encode(PROMPT)]
+    assert scored.text == PROMPT
+    assert scored.logprobs.tokens == tokens == longer.logprobs.tokens[: len(tokens)]
+    assert scored.logprobs.token_logprobs[0] is None
+    assert scored.logprobs.top_logprobs[0] is None
+    assert scored.logprobs.token_logprobs[1:] == pytest.approx(
+        longer.logprobs.token_logprobs[1 : len(tokens)], abs=1e-4
+    )
+    offsets = scored.logprobs.text_offset
+    assert [PROMPT[at:].startswith(token) for at, token in zip(offsets, tokens, strict=True)]
+    chunks = list(client.completions.create(**asked, max_tokens=3, temperature=0, stream=True))
+    streamed = [token for chunk in chunks for token in chunk.choices[0].logprobs.tokens]
+    assert streamed == longer.logprobs.tokens
+    refused = pytest.raises(openai.UnprocessableEntityError, match="no token is asked for")
+    with refused:
+        client.completions.create(model="tiny", prompt=PROMPT, max_tokens=0)
+
+
+def test_a_tiny_temperature_is_as_good_as_none(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "prompt": PROMPT, "max_tokens": 8}
+    texts = {client.completions.create(**asked, temperature=t).choices[0].text for t in (0, 1e-40, 1e-320)}
+    assert len(texts) == 1
