@@ -110,8 +110,10 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         falling_BV, order_BV = logits_BV.sort(descending=True, stable=True)
         probabilities_BV = falling_BV.softmax(-1)
         before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
+        falling_dropped_BV = before_BV >= sampling.top_p
+        falling_dropped_BV[:, 0] = False  # a top_p that is 0 in this precision
         dropped_BV = torch.empty_like(before_BV, dtype=torch.bool)
-        dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
+        dropped_BV.scatter_(1, order_BV, falling_dropped_BV)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
     if sampling.min_p:
         probabilities_BV = logits_BV.softmax(-1)
