@@ -1,6 +1,7 @@
 """Requests of all kinds to a service: by its OpenAPI document, against it, and bytes that are none."""
 
 import collections
+import concurrent.futures
 import json
 import random
 import socket
@@ -136,3 +137,41 @@ def _require_sound(status: int, content: bytes, path: str) -> None:
     if status >= 400 and content:
         answer = json.loads(content)
         assert (path == "/api" and isinstance(answer, str)) or answer["error"]["message"], (status, content)
+
+
+def soak(url: str, *, clients: int, rounds: int) -> collections.Counter[str]:
+    """A mixed load: each client sends ``rounds`` requests of every kind; returns how often each ended well.
+
+    Some read a stream to its end, some leave after its first bytes, some want many texts, some nonsense.
+    """
+    with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+        counts = list(pool.map(lambda number: _soak_client(url, number, rounds), range(clients)))
+    return sum(counts, collections.Counter())
+
+
+def _soak_client(url: str, number: int, rounds: int) -> collections.Counter[str]:
+    generator = random.Random(number)
+    done: collections.Counter[str] = collections.Counter()
+    with requests.Session() as session:
+        for _ in range(rounds):
+            prompt = "a b c " * generator.randint(1, 6)
+            body = {"prompt": prompt, "max_tokens": generator.randint(1, 20), "seed": generator.randrange(99)}
+            kind = generator.choice(("whole", "stream", "leave", "many", "megatron", "beams", "nonsense"))
+            if kind == "stream":
+                text = session.post(f"{url}/v1/completions", json={**body, "stream": True}, timeout=120).text
+                assert text.endswith("data: [DONE]\n\n")
+            elif kind == "leave":
+                asked = {**body, "stream": True, "max_tokens": 10_000, "overflow": "slide"}
+                with requests.post(f"{url}/v1/completions", json=asked, stream=True, timeout=120) as response:
+                    next(response.iter_content(10))
+            elif kind in ("megatron", "beams"):
+                asked = {"prompts": [prompt], "tokens_to_generate": 5}
+                asked |= {"beam_width": 3} if kind == "beams" else {"logprobs": True}
+                answer = session.put(f"{url}/api", json=asked, timeout=120).json()
+                assert answer["text"][0].startswith(prompt)
+            else:
+                asked = {"nonsense": body} if kind == "nonsense" else body | {"n": 9 if kind == "many" else 1}
+                status = session.post(f"{url}/v1/completions", json=asked, timeout=120).status_code
+                assert status in ((422,) if kind == "nonsense" else (200, 429))
+            done[kind] += 1
+    return done

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from tests.fuzz_service import fuzz
+from groundup.serve.service import Limits
+from tests.fuzz_service import fuzz, soak
 from tests.served import Served
 from tests.tiny import tiny_model
 from tests.unit.serve.test_openai_api import with_template
@@ -19,17 +20,38 @@ from tests.unit.serve.test_openai_api import with_template
 
 def test_no_request_breaks_the_service() -> None:
     with Served(with_template(tiny_model("gpt2"))) as served:
-        statuses = fuzz(served.url, 400)
+        statuses = fuzz(served.url, 300)
         assert {200, 400, 405, 422} <= statuses.keys()
         served.wait_until(served.is_idle)
         assert served.ask("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1})[0] == 200
+
+
+def test_a_mixed_load_leaves_nothing_behind() -> None:
+    limits = Limits(new_tokens=10_000, waiting=20)
+    with Served(tiny_model("gpt2"), limits=limits, max_batch_size=8, cache_bytes=400_000) as served:
+        done = soak(served.url, clients=6, rounds=12)
+        assert sum(done.values()) == 72
+        assert len(done) == 7
+        served.wait_until(served.is_idle)
+        ended = sum(served.metric("groundup_texts_finished_total", reason=one) for one in ("length", "stop"))
+        assert ended >= done["whole"] + done["stream"] + done["megatron"]
 
 
 @pytest.fixture
 def service(tmp_path: Path) -> Iterator[str]:
     """The address of a service in a process of its own."""
     write_huggingface(with_template(tiny_model("gpt2")), tmp_path / "model")
-    words = [sys.executable, "-m", "groundup", "serve", str(tmp_path / "model"), "--port", "0"]
+    words = [
+        sys.executable,
+        "-m",
+        "groundup",
+        "serve",
+        str(tmp_path / "model"),
+        "--port",
+        "0",
+        "--max-new-tokens",
+        "10000",
+    ]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
@@ -56,3 +78,13 @@ def test_ten_thousand_requests_leave_nothing_behind(service: str) -> None:
     assert figure(service, "process_open_fds") <= before["process_open_fds"] + 2
     grown = figure(service, "process_resident_memory_bytes") - before["process_resident_memory_bytes"]
     assert grown < 20e6
+
+
+@pytest.mark.exhaustive
+def test_an_hour_of_load_compressed_leaves_memory_flat(service: str) -> None:
+    soak(service, clients=16, rounds=100)
+    before = figure(service, "process_resident_memory_bytes")
+    soak(service, clients=16, rounds=400)
+    assert figure(service, "groundup_texts") == 0
+    assert figure(service, "groundup_cache_blocks_free") == figure(service, "groundup_cache_blocks")
+    assert figure(service, "process_resident_memory_bytes") - before < 20e6
