@@ -73,6 +73,7 @@ _VERBS = {
     "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",
+    "serve": "serve:serve",
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

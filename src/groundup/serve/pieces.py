@@ -1,0 +1,63 @@
+"""What is sent of a text: its characters with the tokens that they come from, cut before a stop string."""
+
+import codecs
+import dataclasses
+from collections import deque
+from collections.abc import Callable
+
+from groundup.inference.sampler import TokenLogprob
+from groundup.inference.sequence import Delta
+
+
+@dataclasses.dataclass(frozen=True)
+class SentToken:
+    """A token of a text.
+
+    Attributes:
+        number: Its id.
+        offset: Characters of the text before it.
+        logprob: Of it and of the most probable ones, where that was asked for.
+    """
+
+    number: int
+    offset: int
+    logprob: TokenLogprob | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """What a client gets at once: a text and the tokens that begin in it."""
+
+    text: str
+    tokens: tuple[SentToken, ...]
+
+
+class PieceCutter:
+    """Turns the deltas of one text into pieces.
+
+    A token is held as long as its first character is: while a stop string may have begun, which is cut off
+    with its tokens.
+
+    Args:
+        token_bytes: Returns what an id stands for.
+        offset: Characters before the text.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes], offset: int = 0) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._decoded = self._sent = offset
+        self._held: deque[SentToken] = deque()
+
+    def cut(self, delta: Delta) -> Piece:
+        """Returns what can be sent after a delta."""
+        logprobs = delta.logprobs or (None,) * len(delta.ids)
+        for number, logprob in zip(delta.ids, logprobs, strict=True):
+            self._held.append(SentToken(number, self._decoded, logprob))
+            self._decoded += len(self._decoder.decode(self._token_bytes(number)))
+        self._sent += len(delta.text)
+        complete = delta.finished is not None and self._sent >= self._decoded
+        ready = []
+        while self._held and (complete or self._held[0].offset < self._sent):
+            ready.append(self._held.popleft())
+        return Piece(delta.text, tuple(ready))
