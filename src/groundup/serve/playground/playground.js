@@ -81,7 +81,7 @@ class Pane {
 
   request() {
     const values = this.values();
-    const body = { model, prompt: prompt.value, stream: true, logprobs: NUM_ALTERNATIVES };
+    const body = { model, prompt: prompt.value, stream: true, logprobs: NUM_ALTERNATIVES, overflow: "stop" };
     for (const name of NUMBERS) if (values[name] !== "") body[name] = Number(values[name]);
     if (values.stop) body.stop = [values.stop.replaceAll("\\n", "\n").replaceAll("\\t", "\t")];
     return body;
