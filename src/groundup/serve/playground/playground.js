@@ -169,12 +169,8 @@ class Pane {
   report(begin, first, finished) {
     const seconds = (performance.now() - begin) / 1000;
     const facts = [`${this.numTokens} tokens`];
-    if (first !== undefined) {
-      const decoding = (performance.now() - first) / 1000;
-      facts.push(`first after ${Math.round(first - begin)} ms`);
-      if (this.numTokens > 1 && decoding > 0) facts.push(`${((this.numTokens - 1) / decoding).toFixed(1)} tokens/s`);
-    }
-    facts.push(`${seconds.toFixed(1)} s`, `ended by ${finished ?? "the service"}`);
+    if (first !== undefined) facts.push(`first after ${Math.round(first - begin)} ms`);
+    facts.push(`${(this.numTokens / seconds).toFixed(0)} tokens/s`, `ended by ${finished ?? "the service"}`);
     this.part(".facts").textContent = facts.join(" · ");
   }
 
