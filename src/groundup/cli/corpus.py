@@ -13,6 +13,7 @@ from groundup.core.executor.local import runner_of
 from groundup.core.executor.tasks import RayRunner
 from groundup.corpus import look_up
 from groundup.corpus.bad_records import Action
+from groundup.corpus.finish import ShardFormat
 from groundup.corpus.look_up import corpus_manifest, dropped_for
 from groundup.corpus.pipeline import run_rank, run_recipe
 from groundup.corpus.recipe import Recipe
@@ -43,15 +44,17 @@ def build(
     bad_records: Action = "skip-malformed",
     max_bad: float = 0.001,
     num_shards: int | None = None,
+    format: ShardFormat = "jsonl",  # noqa: A002  # the flag
     workers: int | None = None,
 ) -> None:
     """Collect text into a corpus: cleaned, without exact duplicates, shuffled.
 
-    Reads text files (each one document), JSONL and Parquet (each line or row one document), plain, .gz or
-    .zst; repairs broken Unicode and white space; keeps the first of equal texts; writes
-    DIR/documents-00000-of-00004.jsonl.zst and so on, what was dropped and why to DIR/excluded.jsonl.zst, and
-    DIR/manifest.json. Run again with the same input and settings, it finds its work done; after Ctrl-C or a
-    kill, it does only what is missing. `groundup corpus run` does the same by a recipe of your own.
+    Reads text files (each one document), JSONL, Parquet and Arrow (each line or row one document), and the
+    main text of HTML and WARC files (each page one document); repairs broken Unicode and white space; keeps
+    the first of equal texts; writes DIR/documents-00000-of-00004.jsonl.zst and so on, what was dropped and
+    why to DIR/excluded.jsonl.zst, and DIR/manifest.json. Run again with the same input and settings, it finds
+    its work done; after Ctrl-C or a kill, it does only what is missing. `groundup corpus run` does the same
+    by a recipe of your own.
 
     For example:
 
@@ -75,6 +78,7 @@ def build(
             what is left out to DIR/quarantine.jsonl (quarantine); or stop at the first (fail).
         max_bad: Stop when more than this share of the records is bad, 0 to 1.
         num_shards: Files of documents to write; by size when left out.
+        format: Of these files: jsonl (JSON lines, compressed with Zstandard) or parquet.
         workers: Processes; one for each core when left out, 0 for none beside this one.
     """
     if min_characters < 0 or (max_characters is not None and max_characters < max(1, min_characters)):
@@ -96,6 +100,7 @@ def build(
         "num_shards": num_shards,
         "bad_records": {"action": bad_records, "max_bad": max_bad},
         "keep_stages": False,
+        "format": format,
     }
     recipe = from_dict(Recipe, tree, where="command line", names=_FLAGS)
     print_report(run_recipe(recipe, out, runner_of(workers), command="groundup corpus build"))
@@ -133,7 +138,7 @@ def run(
 
     Args:
         recipe: A YAML file: stages (import, clean with its filters, exact_dedup, shuffle), num_shards,
-            bad_records.
+            bad_records, format (jsonl or parquet).
         overrides: Settings of the recipe as dotted.key=value; a stage is named by its number or its kind.
         out: The folder to write.
         workers: Processes; one for each core when left out, 0 for none beside this one. Under Ray: tasks at

@@ -9,6 +9,7 @@ import pydantic
 from groundup.core.config import config
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.filters import Filter, FixUnicode, NormalizeWhitespace
+from groundup.corpus.finish import Finish, ShardFormat
 from groundup.corpus.stages import AnyStage, Clean, ExactDedup, Import, Shuffle
 
 _SMALL_SHARD_BYTES = 1 << 22
@@ -30,6 +31,7 @@ class Recipe:
             characters.
         keep_stages: Keep what every stage has written when all is done, so that a change of a later stage
             does not begin anew; takes as much disk again for each stage.
+        format: Of the files of documents: ``jsonl`` (JSON lines, compressed with Zstandard) or ``parquet``.
     """
 
     stages: Annotated[tuple[AnyStage, ...], pydantic.Field(min_length=1)]
@@ -37,6 +39,7 @@ class Recipe:
     bad_records: BadRecordPolicy = BadRecordPolicy()
     keep_dropped: bool = False
     keep_stages: bool = True
+    format: ShardFormat = "jsonl"
 
     def __post_init__(self) -> None:
         kinds = [stage.kind for stage in self.stages]
@@ -49,6 +52,11 @@ class Recipe:
         stage = self.stages[0]
         assert isinstance(stage, Import), "__post_init__ has looked"
         return stage
+
+    @property
+    def finish(self) -> Finish:
+        """What is done to the shards of the last stage."""
+        return Finish(format=self.format)
 
     def number_of_shards(self, size_bytes: int) -> int:
         """The number of shards for sources of a size, which does not depend on the machine."""
