@@ -24,6 +24,7 @@ BUDGETS = {
     "launch": 1800,
     "models": 1300,
     "parallel": 1700,
+    "report": 600,
     "tokens": 7450,
     "train": 4300,
     "verify": 650,

@@ -38,6 +38,7 @@ _VERBS = {
     "corpus shuffle": "corpus_steps:shuffle",
     "corpus audit": "corpus_steps:audit",
     "corpus stats": "corpus:stats",
+    "corpus report": "corpus:report",
     "corpus show": "corpus:show",
     "corpus trace": "corpus:trace",
     "corpus urls": "corpus_urls:urls",

@@ -11,6 +11,7 @@ from groundup.core.config import from_dict, resolve
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.executor.local import runner_of
 from groundup.core.executor.tasks import RayRunner
+from groundup.core.log import logger
 from groundup.corpus import look_up
 from groundup.corpus.bad_records import Action
 from groundup.corpus.finish import ShardFormat
@@ -18,6 +19,7 @@ from groundup.corpus.look_up import corpus_manifest, dropped_for
 from groundup.corpus.pipeline import run_rank, run_recipe
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.report import CorpusReport
+from groundup.report.corpus_page import write_corpus_page
 
 _FLAGS = {
     "stages.0.text_key": "--key",
@@ -120,9 +122,9 @@ def run(
     """Make a corpus by a recipe: a list of stages, each over shards of documents.
 
     Writes DIR/documents-00000-of-00064.jsonl.zst and so on, what was dropped and why to
-    DIR/excluded.jsonl.zst, and DIR/manifest.json. A run that was killed, or whose recipe was changed, does
-    only what is missing or stale; the result is the same bytes for any number of workers, machines and
-    restarts.
+    DIR/excluded.jsonl.zst, DIR/manifest.json and DIR/report.html. A run that was killed, or whose recipe was
+    changed, does only what is missing or stale; the result is the same bytes for any number of workers,
+    machines and restarts.
 
     On many machines with a common file system: a Slurm array runs this command with --rank and --world-size
     in each job. Ranks never wait for each other: where a stage needs all shards of the one before, a rank
@@ -175,9 +177,30 @@ def run(
 
 
 def print_report(report: CorpusReport) -> None:
-    """Prints what became of the documents, and where they are."""
+    """Prints what became of the documents, and where they are; writes the page of the corpus."""
     state = " (was there already)" if report.reused else ""
     sys.stdout.write(f"{report.table()}\n\n{report.documents_glob}{state}\n")
+    logger.info("report: %s", write_corpus_page(report.output_dir))
+
+
+def report(
+    corpus: Path, *, out: Annotated[Path | None, cyclopts.Parameter(name=["--out", "-o"])] = None
+) -> None:
+    """Write one HTML page about a corpus: stages, drop reasons with examples, lengths, languages, domains.
+
+    The page holds all that it shows and asks nobody for anything, so it can be kept, mailed or printed. Every
+    command that makes a corpus writes it too.
+
+    For example:
+
+        groundup corpus report runs/corpus
+        groundup corpus report runs/corpus -o corpus.html
+
+    Args:
+        corpus: The folder of a corpus.
+        out: The file to write; CORPUS/report.html when left out.
+    """
+    sys.stdout.write(f"{write_corpus_page(corpus, out)}\n")
 
 
 def stats(corpus: Path) -> None:

@@ -10,7 +10,7 @@ import orjson
 
 from groundup.core.compressed import open_decompressed
 from groundup.core.errors import ConfigError, DataError
-from groundup.corpus.corpus_manifest import EXCLUDED, CorpusManifest, find_corpus_manifest
+from groundup.corpus.corpus_manifest import EXCLUDED, CorpusManifest, Dropped, find_corpus_manifest
 from groundup.corpus.parquet import plain, read_rows
 from groundup.corpus.sources import PARQUET_ENDING
 
@@ -63,7 +63,7 @@ def dropped_for(corpus: Path, reason: str) -> Iterator[Found]:
         ConfigError: Nothing was dropped for it; names the reasons that there are.
     """
     rule, _, why = (part.strip() for part in reason.partition(":"))
-    entries = corpus_manifest(corpus).counts.dropped
+    entries = _dropped(corpus)
     if not any(entry.rule == rule and why in ("", entry.reason, *entry.details) for entry in entries):
         there = ", ".join(f"{entry.rule}:{entry.reason}" for entry in entries) or "none"
         raise ConfigError(f"nothing was dropped for {reason!r}", where="--reason", fix=f"Reasons: {there}.")
@@ -72,11 +72,35 @@ def dropped_for(corpus: Path, reason: str) -> Iterator[Found]:
             yield found
 
 
+def first_dropped(corpus: Path, number: int, most_lines: int) -> dict[tuple[str, str], list[Found]]:
+    """The first documents that were dropped for each rule and reason, as far as they are soon found.
+
+    Args:
+        corpus: The folder.
+        number: Of each.
+        most_lines: To look through.
+    """
+    found: dict[tuple[str, str], list[Found]] = {}
+    wanted = {(entry.rule, entry.reason): min(number, entry.documents) for entry in _dropped(corpus)}
+    for each in itertools.islice(_lines(corpus, EXCLUDED), most_lines):
+        reason = each.fields["rule"], each.fields["reason"]
+        if len(some := found.setdefault(reason, [])) < number:
+            some.append(each)
+            wanted[reason] -= 1
+            if not any(wanted.values()):
+                break
+    return found
+
+
 def trace(corpus: Path, name: str) -> list[Found]:
     """The documents, kept or dropped, that have this id, URL or origin; parts of a cut document with it."""
     files = [*corpus_manifest(corpus).documents, EXCLUDED]
     everything = itertools.chain.from_iterable(_lines(corpus, file) for file in files)
     return [found for found in everything if _is_named(found.fields, name)]
+
+
+def _dropped(corpus: Path) -> tuple[Dropped, ...]:
+    return corpus_manifest(corpus).counts.dropped
 
 
 def _is_named(fields: dict[str, Any], name: str) -> bool:

@@ -88,21 +88,22 @@ def publish(
     Raises:
         DataError: No document is left.
     """
-    counts = _counts(recipe, runs, bad)
+    *runs, finish = runs
+    counts = _counts(recipe, runs, finish, bad)
     if not counts.documents:
         raise _nothing_left(recipe, counts)
     (output_dir / MANIFEST).unlink(missing_ok=True)  # from here on the old corpus is gone
     for ending in ("jsonl.zst", "parquet"):
         for path in output_dir.glob(f"documents-*.{ending}"):
             path.unlink()
-    shards = recipe.finish.paths(runs[-1])
+    shards = recipe.finish.paths(finish)
     for shard in shards:
         _place(shard, output_dir / shard.name)
     with atomic_write(output_dir / EXCLUDED) as excluded:
-        for run in runs[:-1]:
+        for run in runs:
             for dropped in run.outputs:
                 append_range(excluded, dropped.excluded_path)
-    records = [FileRecord(**result["file"]) for result in results_of(runs[-1])]
+    records = [FileRecord(**result["file"]) for result in results_of(finish)]
     files_of_documents = dict(zip((shard.name for shard in shards), records, strict=True))
     manifest = CorpusManifest(
         fingerprint=fingerprint,
@@ -143,11 +144,11 @@ def remove_stages(stages_dir: Path, keep: Sequence[StageRun]) -> None:
         shutil.rmtree(stages_dir)
 
 
-def _counts(recipe: Recipe, runs: Sequence[StageRun], bad: BadRecords) -> CorpusCounts:
+def _counts(recipe: Recipe, runs: Sequence[StageRun], finish: StageRun, bad: BadRecords) -> CorpusCounts:
     edited: collections.Counter[str] = collections.Counter()
     dropped: list[dict[str, Any]] = []
     stages: list[dict[str, Any]] = []
-    for number, (stage, run) in enumerate(zip(recipe.stages, runs, strict=False)):
+    for number, (stage, run) in enumerate(zip(recipe.stages, runs, strict=True)):
         tally = Tally()
         for result in results_of(run):
             tally.add(result)
@@ -166,7 +167,7 @@ def _counts(recipe: Recipe, runs: Sequence[StageRun], bad: BadRecords) -> Corpus
         "bad_records": to_dict(bad.counts()),
         "stages": stages,
         "read_profile": _profile(first),
-        "profile": _profile(results_of(runs[-1])),
+        "profile": _profile(results_of(finish)),
     }
     return from_dict(CorpusCounts, tree, where=runs[0].folder)
 

@@ -542,6 +542,8 @@ def test_a_recipe_is_run_and_overridden(tmp_path, monkeypatch, capsys):
     path.write_text(RECIPE.format(folder=folder))
     run = ("corpus", "run", path, "--workers", "0")
     assert groundup(monkeypatch, *run, "-o", out) == 0
+    assert "a.jsonl" in (out / "report.html").read_text()
+    (out / "report.html").unlink()
     made(recipe_of(folder, 6), tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
     ranked = (*run, "num_shards=3", "stages.shuffle.seed=1", "-o", tmp_path / "ranked")
