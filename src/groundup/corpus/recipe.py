@@ -13,6 +13,7 @@ from groundup.corpus.finish import Finish, ShardFormat
 from groundup.corpus.stages import AnyStage, Clean, ExactDedup, Import, Shuffle
 
 _SMALL_SHARD_BYTES = 1 << 22
+_SMALL_PAGES_BYTES = 1 << 20  # to find their main text takes much longer than to read them
 _SHARD_BYTES = 1 << 26
 _FEW_SHARDS = 64
 
@@ -24,8 +25,8 @@ class Recipe:
     Attributes:
         stages: What is done, in this order; the first is an ``import``.
         num_shards: Files that each stage writes, and tasks that it is cut into. None takes one for every 4
-            MB of the sources up to 64, and beyond 4 GB one for every 64 MB. The documents and their order do
-            not depend on it.
+            MB of the sources (1 MB of pages alone) up to 64, and beyond 4 GB one for every 64 MB. The
+            documents and their order do not depend on it.
         bad_records: What to do with records that cannot be read.
         keep_dropped: Keep dropped documents whole, with their metadata, instead of their first 200
             characters.
@@ -62,7 +63,8 @@ class Recipe:
         """The number of shards for sources of a size, which does not depend on the machine."""
         if self.num_shards is not None:
             return self.num_shards
-        small = min(_FEW_SHARDS, -(-size_bytes // _SMALL_SHARD_BYTES))
+        small_bytes = _SMALL_PAGES_BYTES if self.first.pages.only else _SMALL_SHARD_BYTES
+        small = min(_FEW_SHARDS, -(-size_bytes // small_bytes))
         return max(1, small, -(-size_bytes // _SHARD_BYTES))
 
 
