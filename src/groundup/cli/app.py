@@ -73,6 +73,8 @@ _VERBS = {
     "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",
+    "serve": "serve:serve",
+    "client": "client:client",
 }
 """Verb -> module of ``groundup.cli`` and function."""
 
