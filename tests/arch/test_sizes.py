@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 3900,
     "core": 2500,
     "corpus": 7900,
-    "eval": 2150,
+    "eval": 2500,
     "inference": 1250,
     "launch": 1800,
     "models": 1300,
