@@ -113,7 +113,11 @@ def evaluate(
         kind = plain.pop("kind")
         if json:
             about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in mine]}
-            found = {"standard_errors": dict(results.standard_errors), "num_truncated": results.num_truncated}
+            found = {
+                "standard_errors": dict(results.standard_errors),
+                "num_truncated": results.num_truncated,
+                "num_skipped": len(results.skipped),
+            }
             print(json_format.dumps({**about, "ema": model.ema, **plain, **results.figures, **found}))
         else:
             print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
@@ -176,7 +180,12 @@ def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> 
     for number, source in enumerate(sources, start=1):
         print(f"  [{number}] {source}")
     if results.num_truncated:
-        print(f"  {results.num_truncated:,} items were too long for the model: their beginnings were cut off")
+        print(f"  too long for the model, their beginnings were cut off: {results.num_truncated:,} items")
+    if results.skipped:
+        where, why = next(iter(results.skipped.items()))
+        print(
+            f"  left out, since the model cannot score them: {len(results.skipped):,} items; {where}: {why}"
+        )
     rate = f", {len(results.items) / seconds:,.1f} items/s" if results.items else ""
     print(f"  {seconds:,.1f} s{rate}")
 

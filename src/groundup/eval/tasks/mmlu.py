@@ -21,6 +21,7 @@ class Mmlu(MultipleChoice):
     """
 
     patterns: ClassVar = ("test/*_test.csv", "*_test.csv")
+    fields: ClassVar = "six columns without a header: question, four choices, letter"
     columns: ClassVar = ("question", *_LETTERS, "answer")
     figures: ClassVar = ONLY_ACCURACY
 
