@@ -1,5 +1,6 @@
 """``groundup eval`` and ``groundup compare``."""
 
+import dataclasses
 import json as json_format
 import re
 import time
@@ -81,6 +82,7 @@ def evaluate(
     """
     from groundup.core.config import to_dict
     from groundup.core.files import require_writable
+    from groundup.eval.centred_average import centred_average
     from groundup.eval.results_file import results_tree, write_results
     from groundup.eval.tasks import configured_tasks
     from groundup.parallel.device import choose_device, choose_precision
@@ -123,6 +125,9 @@ def evaluate(
             print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
             _print_table(task, results, seconds)
             _print_items(results, show)
+    if average := centred_average(trees):
+        about = {"task": "centred_average", "model": str(loaded.source), **dataclasses.asdict(average)}
+        print(json_format.dumps(about) if json else f"{average.value:.4f} {average.describe()}")
     if out:
         write_results(out, str(loaded.source), trees)
 

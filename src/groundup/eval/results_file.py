@@ -13,6 +13,7 @@ from groundup import __version__
 from groundup.core.config import to_dict
 from groundup.core.errors import DataError
 from groundup.core.files import read_json, write_json
+from groundup.eval.centred_average import centred_average
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Item, Results
 
 _NO_PROTOCOL = ("batch_size", "limit", "text_key", "fewshot_data", "max_tokens")
@@ -63,9 +64,11 @@ def _item_tree(item: Item) -> dict[str, Any]:
 
 
 def write_results(path: Path, model: str, trees: Sequence[Any]) -> None:
-    """Writes the results of a model's tasks."""
+    """Writes the results of a model's tasks, and their centred average where all of its parts are there."""
     tree: dict[str, Any] = {"kind": "evaluation", "groundup_version": __version__, "model": model}
     tree["tasks"] = trees
+    if average := centred_average(trees):
+        tree["centred_average"] = dataclasses.asdict(average)
     write_json(path, tree)
 
 
