@@ -127,7 +127,7 @@ def evaluate(
             _print_items(results, show)
     if average := centred_average(trees):
         about = {"task": "centred_average", "model": str(loaded.source), **dataclasses.asdict(average)}
-        print(json_format.dumps(about) if json else f"{average.value:.4f} {average.describe()}")
+        print(json_format.dumps(about) if json else average.describe())
     if out:
         write_results(out, str(loaded.source), trees)
 

@@ -54,13 +54,11 @@ class CentredAverage:
 
     def describe(self) -> str:
         """Says in words what it is and what it is not."""
-        shots = [
-            f"{task} with {ours} examples ({cores})" for task, (ours, cores) in self.other_examples.items()
-        ]
-        other = f" Asked otherwise than there: {', '.join(shots)}." if shots else ""
+        shown = [f"{task} {ours} ({cores})" for task, (ours, cores) in self.other_examples.items()]
+        other = f"; examples before questions, and there: {', '.join(shown)}" if shown else ""
         return (
-            f"centred average of {len(self.tasks)} tasks: mean of (accuracy - chance) / (1 - chance)."
-            f" DCLM's CORE has {len(MISSING)} more.{other}"
+            f"centred average of {len(self.tasks)} tasks: {self.value:.4f}, the mean of (accuracy - chance) /"
+            f" (1 - chance). No CORE score: DCLM's CORE has {len(MISSING)} more{other}"
         )
 
 

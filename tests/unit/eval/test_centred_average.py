@@ -51,8 +51,8 @@ def test_there_is_none_where_a_part_is_missing():
 def test_it_says_what_it_is_not():
     found = centred_average(trees(CHANCE))
     assert len(found.tasks) + len(MISSING) == 22
-    assert "centred average of 8 tasks" in found.describe()
-    assert re.search(r"CORE has 14 more.*piqa with 0 examples \(10\)", found.describe())
+    assert "centred average of 8 tasks: 0.0000" in found.describe()
+    assert re.search(r"CORE has 14 more.*piqa 0 \(10\)", found.describe())
     assert found.other_examples.keys() == {"arc_easy", "arc_challenge", "piqa", "boolq"}
     assert "arc_easy" not in centred_average(trees(CHANCE, num_fewshot=10)).other_examples
 
