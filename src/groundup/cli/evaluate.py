@@ -148,12 +148,14 @@ def compare(first: Path, second: Path) -> None:
     """
     from groundup.eval.results_file import compare_results
 
+    rows = list(compare_results(first, second))  # so that nothing is printed of what cannot be compared
     print(f"{'task':<14}{'figure':<26}{'items':>7}{'first':>10}{'second':>10}{'difference':>20}{'p':>8}")
-    for found in compare_results(first, second):
+    for found in rows:
         change = f"{found.second - found.first:+.4f} ± {found.standard_error:.4f}"
+        chance = f"{found.p_value:.3f}" if found.p_value >= 0.001 else "<0.001"
         print(
             f"{found.task:<14}{found.figure.replace('_', ' '):<26}{found.num_items:>7,}{found.first:>10.4f}"
-            f"{found.second:>10.4f}{change:>20}{found.p_value:>8.3f}"
+            f"{found.second:>10.4f}{change:>20}{chance:>8}"
         )
 
 
