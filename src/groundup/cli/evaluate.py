@@ -54,6 +54,9 @@ def evaluate(
     the authors' files. Their options: num_fewshot, fewshot_data (the file whose first items are shown
     before each question; the folder of *_dev.csv for mmlu).
 
+    `groundup eval fetch` downloads the official files. An item that the model cannot score, since an answer
+    exceeds its context, is left out and counted.
+
     All of these take batch_size (by default what is fast and fits into memory; changes no result), and those
     with items limit (read only the first so many).
 
