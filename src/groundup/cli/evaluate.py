@@ -4,9 +4,9 @@ import dataclasses
 import json as json_format
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -85,7 +85,6 @@ def evaluate(
     """
     from groundup.core.config import to_dict
     from groundup.core.files import require_writable
-    from groundup.eval.centred_average import centred_average
     from groundup.eval.results_file import results_tree, write_results
     from groundup.eval.tasks import configured_tasks
     from groundup.parallel.device import choose_device, choose_precision
@@ -118,19 +117,16 @@ def evaluate(
         kind = plain.pop("kind")
         if json:
             about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in mine]}
-            found = {
-                "standard_errors": dict(results.standard_errors),
-                "num_truncated": results.num_truncated,
-                "num_skipped": len(results.skipped),
-            }
-            print(json_format.dumps({**about, "ema": model.ema, **plain, **results.figures, **found}))
+            print(
+                json_format.dumps(
+                    {**about, "ema": model.ema, **plain, **results.figures, **_counted(results)}
+                )
+            )
         else:
             print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
             _print_table(task, results, seconds)
             _print_items(results, show)
-    if average := centred_average(trees):
-        about = {"task": "centred_average", "model": str(loaded.source), **dataclasses.asdict(average)}
-        print(json_format.dumps(about) if json else average.describe())
+    _print_average(trees, loaded.source, json=json)
     if out:
         write_results(out, str(loaded.source), trees)
 
@@ -193,11 +189,27 @@ def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> 
         print(f"  too long for the model, their beginnings were cut off: {results.num_truncated:,} items")
     if results.skipped:
         where, why = next(iter(results.skipped.items()))
-        print(
-            f"  left out, since the model cannot score them: {len(results.skipped):,} items; {where}: {why}"
-        )
+        print(f"  left out, as the model cannot score them: {len(results.skipped):,} items; {where}: {why}")
     rate = f", {len(results.items) / seconds:,.1f} items/s" if results.items else ""
     print(f"  {seconds:,.1f} s{rate}")
+
+
+def _counted(results: "Results") -> dict[str, object]:
+    """Returns what JSON says beside the figures."""
+    return {
+        "standard_errors": dict(results.standard_errors),
+        "num_truncated": results.num_truncated,
+        "num_skipped": len(results.skipped),
+    }
+
+
+def _print_average(trees: Sequence[Mapping[str, Any]], model: Path, *, json: bool) -> None:
+    """Prints the centred average of the tasks, where all of its parts were measured."""
+    from groundup.eval.centred_average import centred_average
+
+    if average := centred_average(trees):
+        about = {"task": "centred_average", "model": str(model), **dataclasses.asdict(average)}
+        print(json_format.dumps(about) if json else average.describe())
 
 
 def _print_items(results: "Results", count: int) -> None:
