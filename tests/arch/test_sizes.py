@@ -15,19 +15,19 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 7510,
-    "cli": 4500,
+    "checkpoint": 7570,
+    "cli": 4720,
     "core": 2500,
     "corpus": 7900,
-    "eval": 2150,
-    "inference": 1730,
+    "eval": 2300,
+    "inference": 2050,
     "launch": 1800,
     "models": 1300,
-    "parallel": 1700,
+    "parallel": 1870,
     "serve": 1900,
     "tokens": 7450,
     "train": 4300,
-    "verify": 650,
+    "verify": 850,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
 
