@@ -61,8 +61,8 @@ def generate(
         dtype: In which the model computes.
     """
     from groundup.checkpoint.lazy import torch_dtype
-    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
-    from groundup.inference.rank_model import NO_REPLICAS, REPLICAS, engine_on
+    from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
+    from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
 
     given = [name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--file", file))
@@ -72,11 +72,7 @@ def generate(
     if logprobs is not None and (file is None or logprobs < 0):
         raise ConfigError("--logprobs is a number from 0 on, and for --file only")
     sampling = completion.sampling()
-    layout, others = layout_of(overrides)
-    if others:
-        raise ConfigError(f"{' '.join(others)} is no setting", fix="Write layout.tp=2 or layout.pp=2.")
-    if layout.dp > 1:
-        raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
+    layout = undivided_layout(overrides)
     if prompt_file is not None:
         prompt = _read_prompt(prompt_file)
     records = _read_records(file) if file is not None else []
