@@ -15,7 +15,7 @@ from groundup.inference.block_manager import BlockManager
 from groundup.inference.device_model import DeviceModel
 from groundup.inference.request_rules import require_possible
 from groundup.inference.runner import Runner, StepModel
-from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each
+from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each, without_followers
 from groundup.inference.scheduler import Scheduler
 from groundup.inference.sequence import Delta, FinishReason, Request, TokenSequence
 from groundup.inference.text_stream import TextStream
@@ -155,9 +155,12 @@ class StepEngine:
 
     def _draw(self, sequences: Sequence[TokenSequence], logits_RV: Tensor) -> list[Delta]:
         """Draws the next token of each text."""
+        logits_RV = without_followers(
+            logits_RV, [(one.tokens[-1], one.request.never_after) for one in sequences]
+        )
         ids = sample_each(
             logits_RV,
-            [one.request.sampling for one in sequences],
+            [one.sampling for one in sequences],
             [one.generator for one in sequences],
             [one.tokens for one in sequences],
         )
