@@ -58,6 +58,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+_LEAST_TEMPERATURE = 1e-4
+"""Below, quotients overflow, and the most probable token has all of the probability anyway."""
+
+
 def sample_each(
     logits_BV: Tensor,
     samplings: Sequence[Sampling],
@@ -88,7 +92,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
         generators: One a row, on the CPU, so that a row's draws depend neither on its neighbours nor on
             the device; each gives one number a call, none when the temperature is 0.
     """
-    if sampling.temperature == 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(-1)
     logits_BV = filtered(logits_BV.float() / sampling.temperature, sampling)
     cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)
@@ -106,8 +110,10 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         falling_BV, order_BV = logits_BV.sort(descending=True, stable=True)
         probabilities_BV = falling_BV.softmax(-1)
         before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
+        falling_dropped_BV = before_BV >= sampling.top_p
+        falling_dropped_BV[:, 0] = False  # a top_p that is 0 in this precision
         dropped_BV = torch.empty_like(before_BV, dtype=torch.bool)
-        dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
+        dropped_BV.scatter_(1, order_BV, falling_dropped_BV)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
     if sampling.min_p:
         probabilities_BV = logits_BV.softmax(-1)
