@@ -83,9 +83,9 @@ class ShardWriter:
         self.tally.keep(size_bytes)
         self._documents(line)
 
-    def drop(self, document: Document, rule: str, reason: str) -> None:
+    def drop(self, document: Document, rule: str, reason: str, detail: str = "") -> None:
         """Leaves a document out."""
-        self.tally.drop(rule, reason, document.id, text_bytes(document.text))
+        self.tally.drop(rule, reason, document.id, text_bytes(document.text), detail)
         text = document.text if self._keep_dropped else document.text[:_SHOWN_CHARACTERS]
         line: dict[str, Any] = {
             "id": document.id,
@@ -94,6 +94,8 @@ class ShardWriter:
             "reason": reason,
             "text": text,
         }
+        if detail:
+            line["detail"] = detail
         if self._keep_dropped:
             line["meta"] = document.meta
         self._excluded(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
