@@ -59,6 +59,7 @@ _POSSIBLE = {
     "verify parallel": {},
     "verify resume": {},
     "verify convert": {"path": "run"},
+    "verify serve": {"path": "run"},
     "quickstart": {"out": "new"},
     "train": {},
     "finetune": {"model": "run"},

@@ -61,6 +61,7 @@ _VERBS = {
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",
     "verify convert": "verify:convert",
+    "verify serve": "verify:serve",
     "checkpoint ls": "checkpoint:ls",
     "checkpoint show": "checkpoint:show",
     "checkpoint verify": "checkpoint:verify",
