@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError
+from groundup.corpus.dedup import minhash
 from groundup.corpus.dedup.clusters import BandFile, choose_kept, find_clusters
 from groundup.corpus.dedup.minhash import MinHash, derive_banding, jaccard
 
@@ -51,6 +52,31 @@ def test_case_punctuation_and_white_space_do_not_count():
     assert not np.array_equal(one, settings.signature("the quick brown fox jumps over the lazy cat"))
     assert settings.signature(" ... \n") is None and settings.signature("") is None
     assert settings.signature("one") is not None  # shorter than a shingle
+
+
+@given(st.lists(WORDS, max_size=12), st.sampled_from(["words", "characters"]), st.integers(1, 6))
+def test_texts_hashed_together_are_as_alone(words, shingle, size):
+    settings = MinHash(shingle=shingle, shingle_size=size, bands=3, rows=2)
+    texts = [" ".join(some) + "\n." * (len(some) % 3) for some in words]
+    together, known = settings.signatures(texts)
+    for text, signature, has_words in zip(texts, together, known, strict=True):
+        alone = settings.signature(text)
+        assert has_words == (alone is not None) and (alone is None or np.array_equal(alone, signature))
+
+
+def test_long_texts_are_hashed_in_blocks(monkeypatch):
+    settings = MinHash(bands=3, rows=2)
+    words = np.random.default_rng(0).integers(0, 3000, 2000).astype(str)
+    texts = [
+        " ".join(words[begin:end]) for begin, end in ((0, 3), (3, 900), (900, 900), (900, 1300), (1300, 2000))
+    ]
+    whole = [settings.signature(text) for text in texts]
+    monkeypatch.setattr(minhash, "_BLOCK", 64)
+    monkeypatch.setattr(minhash, "_BATCH_CHARACTERS", 3000)
+    parted, known = settings.signatures(texts)
+    assert known.tolist() == [True, True, False, True, True] and whole[2] is None
+    for one, other in zip(whole, parted, strict=True):
+        assert one is None or np.array_equal(one, other)
 
 
 def test_signatures_never_change():
