@@ -122,7 +122,7 @@ def tidy(run: StageRun) -> None:
         }
     for path in run.folder.iterdir():
         if path.name not in own:
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder: the scratch of a killed task
 
 
 def remove_stages(stages_dir: Path, keep: Sequence[StageRun]) -> None:

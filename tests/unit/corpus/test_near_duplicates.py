@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError
 from groundup.corpus.dedup import minhash
-from groundup.corpus.dedup.clusters import BandFile, choose_kept, find_clusters
+from groundup.corpus.dedup.clusters import BandFile, find_clusters, keep_longest
 from groundup.corpus.dedup.minhash import MinHash, derive_banding, jaccard
 
 WORDS = st.lists(st.sampled_from(["one", "two", "three", "four", "Übung", "你好", "naïve"]), max_size=30)
@@ -153,25 +153,31 @@ def test_clusters_are_those_of_a_search_by_hand(tmp_path_factory, seed, num_text
     for memory in (1 << 30, 1):
         first = find_clusters(files, bands, folder / "first", memory_bytes=memory)
         assert first.tolist() == expected
-        assert choose_kept(first, None).tolist() == expected
         longest = [
             max((other for other in range(num_texts) if expected[other] == cluster),
                 key=lambda other: (lengths[other], -other))
             for cluster in expected
         ]  # fmt: skip
-        assert choose_kept(first, lengths).tolist() == longest
+        keep_longest(first, lengths, np.empty(num_texts, np.int64))
+        assert first.tolist() == longest
 
 
 def test_partitions_on_disk_change_nothing(tmp_path, monkeypatch):
     from groundup.corpus.dedup import clusters
 
     monkeypatch.setattr(clusters, "_CHUNK", 64)
+    monkeypatch.setattr(clusters, "BLOCK", 96)
     hashes = np.random.default_rng(0).integers(1, 700, (1000, 3), dtype=np.uint64) * np.uint64(1 << 54)
     write_bands(tmp_path / "bands", hashes)
     files = [BandFile(tmp_path / "bands", 3)]
     whole = np.array(find_clusters(files, 3, tmp_path / "whole", memory_bytes=1 << 30))
     parted = find_clusters(files, 3, tmp_path / "parted", memory_bytes=9000)
     assert len(np.unique(whole)) < 1000 and np.array_equal(whole, parted)
+    lengths = np.random.default_rng(1).integers(0, 9, 1000)
+    keep_longest(parted, lengths, np.empty(1000, np.int64))
+    for cluster in np.unique(whole):
+        members = np.flatnonzero(whole == cluster)
+        assert (parted[members] == members[np.argmax(lengths[members])]).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bands", "parted", "whole"]
 
 
