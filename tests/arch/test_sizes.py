@@ -18,7 +18,7 @@ BUDGETS = {
     "checkpoint": 7510,
     "cli": 3900,
     "core": 2500,
-    "corpus": 8200,
+    "corpus": 8350,
     "eval": 2150,
     "inference": 1250,
     "launch": 1800,

@@ -9,6 +9,7 @@ from groundup.core.config_class import NotNegative, Positive
 from groundup.core.errors import ConfigError
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.split_words import split_words
 
 if TYPE_CHECKING:
     import tokenizers
@@ -60,7 +61,7 @@ class Length:
         if self.max_characters is not None and len(text) > self.max_characters:
             return Drop("too long")
         if self.min_words or self.max_words is not None:
-            words = len(text.split())
+            words = len(split_words(text))
             if words < self.min_words:
                 return Drop("too short")
             if self.max_words is not None and words > self.max_words:
