@@ -11,6 +11,7 @@ import argparse
 import datetime
 import json
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -124,6 +125,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr, text=True)
         peak = watch(process)
     seconds = time.perf_counter() - began
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     if process.returncode:
         sys.exit(log.read_text()[-3000:])
     phases = [line.split(" ", 1)[1] for line in log.read_text().splitlines() if _PHASE.match(line)]
@@ -135,6 +137,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "source_bytes": disk,
         "dropped": dropped,
         "seconds": seconds,
+        "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "phases": phases,
         "peak": peak,
     }
@@ -156,6 +159,7 @@ def report(results: dict[str, Any]) -> str:
         f"| peak of all processes, sum of PSS | {peak['Pss'] / 1e9:.2f} GB |",
         f"| the same, sum of RSS (shared pages count for each) | {peak['Rss'] / 1e9:.2f} GB |",
         f"| time | {found['seconds']:.0f} s, {found['documents'] / found['seconds']:,.0f} documents/s |",
+        f"| CPU seconds of all processes | {found['cpu_seconds']:.0f} |",
         f"| dropped | {found['dropped']:,}, {found['dropped'] / max(1, found['copies']):.2%} of the copies |",
         "",
         "Phases, by the compressed bytes that they read:",

@@ -17,6 +17,7 @@ import collections
 import datetime
 import importlib.util
 import json
+import resource
 import statistics
 import sys
 import tempfile
@@ -70,6 +71,12 @@ def split_corpus(corpus: Path, folder: Path) -> tuple[int, int]:
     return len(records), sum(len(record["text"].encode()) for record in records)
 
 
+def cpu_seconds() -> float:
+    """Of all processes that have ended below this one."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def compare(ours: Path, theirs: Path) -> dict[str, Any]:
     """Which documents stay, and by which rule groundup dropped those that datatrove keeps."""
     kept = {record["id"]: record["text"] for record in lines_of(*sorted(ours.glob("documents-*")))}
@@ -112,27 +119,27 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     recipe = scratch / "recipe.yaml"
     recipe.write_text(RECIPE.replace("SOURCE", str(source)))
     workers = str(arguments.workers)
-    measured: dict[str, Any] = {"groundup": [], "datatrove": [], "datatrove's stages": []}
+    measured: dict[str, Any] = {"groundup": [], "datatrove": [], "cpu": {"groundup": [], "datatrove": []}}
+    stages = []
     for number in range(arguments.rounds):
         ours, theirs = scratch / f"ours-{number}", scratch / f"theirs-{number}"
-        began = time.perf_counter()
-        run_process(
-            [
-                *(sys.executable, "-m", "groundup", "corpus", "run"),
-                str(recipe),
-                "-o",
-                str(ours),
-                "--workers",
-                workers,
-            ]
-        )
-        measured["groundup"].append(time.perf_counter() - began)
-        script = [str(arguments.datatrove_python), str(BENCHMARKS_DIR / "baselines" / "datatrove_corpus.py")]
-        began = time.perf_counter()
-        output = run_process([*script, str(model), workers, str(BANDS), str(ROWS), str(source), str(theirs)])
-        measured["datatrove"].append(time.perf_counter() - began)
-        measured["datatrove's stages"].append(json.loads(output.splitlines()[-1]))
-        print(f"round {number + 1}: {measured['groundup'][-1]:.1f} s, {measured['datatrove'][-1]:.1f} s")
+        baseline = [
+            str(arguments.datatrove_python),
+            str(BENCHMARKS_DIR / "baselines" / "datatrove_corpus.py"),
+        ]
+        commands = {
+            "groundup": [sys.executable, "-m", "groundup", "corpus", "run", str(recipe), "-o", str(ours)],
+            "datatrove": [*baseline, str(model), workers, str(BANDS), str(ROWS), str(source), str(theirs)],
+        }
+        commands["groundup"] += ["--workers", workers]
+        for name, command in commands.items():
+            began, cpu = time.perf_counter(), cpu_seconds()
+            output = run_process(command)
+            measured[name].append(time.perf_counter() - began)
+            measured["cpu"][name].append(cpu_seconds() - cpu)
+            print(f"round {number + 1}, {name}: {measured[name][-1]:.1f} s", file=sys.stderr)
+        stages.append(json.loads(output.splitlines()[-1]))
+    measured["datatrove's stages"] = stages
     return {"documents": documents, "bytes": size, "seconds": measured, "decisions": compare(ours, theirs)}
 
 
@@ -144,13 +151,16 @@ def report(results: dict[str, Any]) -> str:
     lines += [f"Measured on {results['date']}, {len(seconds['groundup'])} interleaved rounds, medians.", ""]
     lines += [f"- {name}: {value}" for name, value in results["machine"].items()]
     lines += ["", f"{count:,} documents, {size / 1e6:.1f} MB of text, {results['workers']} workers.", ""]
-    lines += ["| | seconds | range | documents/s | MB/s | speed |", "|---|---|---|---|---|---|"]
+    lines += ["| | seconds | range | CPU seconds | documents/s | MB/s | speed | by CPU |"]
+    lines += ["|---|---|---|---|---|---|---|---|"]
+    cpu = {name: statistics.median(found) for name, found in seconds["cpu"].items()}
     medians = {name: statistics.median(seconds[name]) for name in ("groundup", "datatrove")}
     for name, median in medians.items():
         low, high = min(seconds[name]), max(seconds[name])
         lines.append(
-            f"| {name} | {median:.1f} | {low:.1f}-{high:.1f} | {count / median:,.0f} |"
+            f"| {name} | {median:.1f} | {low:.1f}-{high:.1f} | {cpu[name]:.1f} | {count / median:,.0f} |"
             f" {size / median / 1e6:.1f} | {medians['datatrove'] / median:.1f}x |"
+            f" {cpu['datatrove'] / cpu[name]:.1f}x |"
         )
     stages = seconds["datatrove's stages"]
     parts = ", ".join(f"{name} {statistics.median(one[name] for one in stages):.1f}" for name in stages[0])

@@ -77,7 +77,11 @@ def main() -> None:
     for stage, (pipeline, number) in stages.items():
         began = time.perf_counter()
         executor = LocalPipelineExecutor(
-            pipeline=pipeline, tasks=number, workers=int(workers), logging_dir=f"{out}/logs/{stage}"
+            pipeline=pipeline,
+            tasks=number,
+            workers=int(workers),
+            logging_dir=f"{out}/logs/{stage}",
+            start_method="fork",  # quicker than its default, and the CPU seconds are counted
         )
         executor.run()
         seconds[stage] = time.perf_counter() - began

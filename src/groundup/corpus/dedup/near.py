@@ -165,12 +165,13 @@ class _DropNearDuplicates:
 
     def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
         before, after, first = task_input
-        kept = np.memmap(self.folder / "clusters-00000.bin", "<i8", "r")
+        sizes = np.fromfile(self.folder / f"lengths-{before.number:05d}.bin", "<i8")
+        kept = np.fromfile(self.folder / "clusters-00000.bin", "<i8", len(sizes), offset=8 * first)
+        is_kept = kept == np.arange(first, first + len(kept))
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
-            for number, line in enumerate(read_lines(before, on_read=report), first):
-                document = from_json_line(line)
-                if kept[number] != number:
-                    out.drop(document, "near_duplicate", "much the same as another")
+            for line, stays, size in zip(read_lines(before, on_read=report), is_kept, sizes, strict=True):
+                if stays:
+                    out.keep_line(line, int(size))
                 else:
-                    out.keep_line(line, text_bytes(document.text))
+                    out.drop(from_json_line(line), "near_duplicate", "much the same as another")
         return out.done()
