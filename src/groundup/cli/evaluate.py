@@ -2,8 +2,7 @@
 
 import json as json_format
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +13,8 @@ from groundup.cli.printing import print_excerpt
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from groundup.checkpoint.lazy import LoadedModel
+    from groundup.eval.measure import Measured
     from groundup.eval.tasks import EvaluationTask, Results
 
 _OPTION = re.compile(r"\w+(\.\w+)+=")
@@ -29,6 +30,8 @@ def evaluate(
     show: int = 0,
     out: Path | None = None,
     json: Switch = False,
+    tensorboard: Path | None = None,
+    every_checkpoint: Switch = False,
 ) -> None:
     """Measure a model.
 
@@ -53,6 +56,10 @@ def evaluate(
     the authors' files. Their options: num_fewshot, fewshot_data (the file whose first items are shown
     before each question; the folder of *_dev.csv for mmlu).
 
+    With layout.dp=2, layout.tp=2 or layout.pp=2, or several of these, ranks are started on this machine, as
+    for `groundup train`: dp shares the items out, tp and pp share a model that is too large for one device.
+    Scores are the same.
+
     All of these take batch_size (by default what is fast and fits into memory; changes no result), and those
     with items limit (read only the first so many).
 
@@ -66,6 +73,10 @@ def evaluate(
 
         groundup eval exported --tasks lambada,hellaswag,wikitext --data evaluation --show 5 --out a.json
 
+        groundup eval runs/a --tasks lambada,hellaswag --data evaluation layout.tp=2 layout.dp=2
+
+        groundup eval runs/a --tasks lambada,hellaswag --data evaluation --every-checkpoint
+
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
             Megatron-LM.
@@ -78,13 +89,54 @@ def evaluate(
         show: Print so many items of each task, with prediction and target.
         out: Write all results to this JSON file, with every item's log-likelihoods.
         json: Print one JSON object a task instead of a table.
+        tensorboard: Write the figures to this folder of TensorBoard too, at the step of the checkpoint, as
+            eval/TASK/FIGURE.
+        every_checkpoint: Measure each checkpoint of the run that is not measured yet, and show the scores of
+            all; they are kept in RUN/evaluations, with scores.html, a drawing.
     """
-    from groundup.core.config import to_dict
+    from groundup.cli.eval_checkpoints import evaluate_checkpoints, print_scores
+    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
     from groundup.core.files import require_writable
-    from groundup.eval.results_file import results_tree, write_results
+    from groundup.eval.measure import kind_of, measure
+    from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
-    from groundup.parallel.device import choose_device, choose_precision
+    from groundup.parallel.device import choose_precision
 
+    kinds, files, settings = _sorted_words(options, data, tasks)
+    layout, settings = layout_of(settings)
+    chosen = configured_tasks(kinds, settings)
+    if out and every_checkpoint:
+        raise ConfigError("results are kept in RUN/evaluations", where="--out", fix="Leave it out.")
+    if out:
+        require_writable(out.parent, where="--out")
+    start_ranks(layout)
+    with joined(layout, model.device) as mesh:
+        tell = _teller(
+            json=json,
+            table=not every_checkpoint,
+            show=show,
+            ema=model.ema,
+            scalars=_scalars(tensorboard if mesh.is_first else None),
+        )
+        if every_checkpoint:
+            series = evaluate_checkpoints(path, chosen, files, model, mesh, precision, tell)
+            if mesh.is_first and not json:
+                print_scores(path, [kind_of(task) for task in chosen], series)
+            return
+        loaded = open_over_ranks(path, model, mesh, precision)
+        trees = []
+        for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
+            if mesh.is_first:
+                trees.append(found.tree)
+                tell(loaded, found)
+        if out and mesh.is_first:
+            write_results(out, str(loaded.source), trees)
+
+
+def _sorted_words(
+    options: Sequence[str], data: Sequence[Path], tasks: Sequence[str]
+) -> tuple[list[str], list[Path], list[str]]:
+    """Returns the kinds of tasks, the files and the settings of a command line."""
     if stray := [word for word in options if "=" not in word]:
         raise ConfigError(
             f"{' '.join(stray)} is no option of a task",
@@ -97,30 +149,40 @@ def evaluate(
     if not files:
         raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
     kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
-    chosen = configured_tasks(kinds, settings)
-    if out:
-        require_writable(out.parent, where="--out")
-    loaded = model.open(path)
-    trees = []
-    for task in (task.for_model(loaded) for task in chosen):
-        mine = _files_of(task, files) if len(chosen) > 1 else files
-        began = time.monotonic()
-        with choose_precision(precision, choose_device(model.device)).autocast():
-            results = task.measure(loaded, mine)
-        seconds = time.monotonic() - began
-        trees.append(results_tree(task, results, data=mine, seconds=seconds))
-        plain = to_dict(task)
-        kind = plain.pop("kind")
+    return kinds, files, settings
+
+
+def _teller(
+    *, json: bool, table: bool, show: int, ema: bool, scalars: "Callable[[int, Measured], None]"
+) -> "Callable[[LoadedModel, Measured], None]":
+    """Returns what tells of a model what a task found."""
+
+    def tell(loaded: "LoadedModel", found: "Measured") -> None:
+        scalars(loaded.step, found)
         if json:
-            about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in mine]}
-            found = {"standard_errors": dict(results.standard_errors), "num_truncated": results.num_truncated}
-            print(json_format.dumps({**about, "ema": model.ema, **plain, **results.figures, **found}))
-        else:
-            print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
-            _print_table(task, results, seconds)
-            _print_items(results, show)
-    if out:
-        write_results(out, str(loaded.source), trees)
+            print(json_format.dumps(found.in_one_line(loaded.source, ema=ema)))
+        elif table:
+            print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
+            _print_table(found.task, found.results, found.seconds)
+            _print_items(found.results, show)
+
+    return tell
+
+
+def _scalars(folder: Path | None) -> "Callable[[int, Measured], None]":
+    """Returns what writes figures to TensorBoard; what does nothing where there is no folder."""
+    if folder is None:
+        return lambda step, found: None
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def write(step: int, found: "Measured") -> None:
+        for name, value in found.results.figures.items():
+            writer.add_scalar(f"eval/{found.kind}/{name}", value, step)
+        writer.flush()
+
+    return write
 
 
 def compare(first: Path, second: Path) -> None:
@@ -146,16 +208,6 @@ def compare(first: Path, second: Path) -> None:
             f"{found.task:<14}{found.figure.replace('_', ' '):<26}{found.num_items:>7,}{found.first:>10.4f}"
             f"{found.second:>10.4f}{change:>20}{found.p_value:>8.3f}"
         )
-
-
-def _files_of(task: "EvaluationTask", files: Sequence[Path]) -> list[Path]:
-    """Returns the files that are the task's by their names, and folders with such, where there are some."""
-    named = [
-        path
-        for path in files
-        if any(path.match(glob) or next(path.rglob(glob), None) for glob in task.patterns)
-    ]
-    return named or list(files)
 
 
 def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> None:

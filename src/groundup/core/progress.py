@@ -1,5 +1,6 @@
-"""Progress with rate and ETA: a live line on a terminal, a line now and then elsewhere."""
+"""Progress with rate and ETA: a live line on a terminal, a line now and then elsewhere; none if ``quiet``."""
 
+import logging
 import time
 from types import TracebackType
 
@@ -46,7 +47,8 @@ class Progress:
         self._live = LiveLine(self.line)
 
     def __enter__(self) -> "Progress":
-        self._live.__enter__()
+        if logger.isEnabledFor(logging.INFO):
+            self._live.__enter__()
         return self
 
     def __exit__(
@@ -71,7 +73,7 @@ class Progress:
             )
 
     def add(self, amount: float, note: str = "") -> None:
-        """Counts ``amount`` more as done; ``note`` replaces the text behind the figures."""
+        """Counts ``amount`` more as done; ``note`` replaces the text after the figures."""
         self.done += amount
         if note:
             self.note = note
@@ -81,7 +83,7 @@ class Progress:
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """The present state in one line."""
+        """Returns the current state as one line."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = self.done / elapsed
         parts = [f"{self.stage}: {human_count(self.done)}"]

@@ -21,7 +21,7 @@ from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import CorpusReport
 from groundup.corpus.source_ranges import cut_into_shards
 from groundup.corpus.sources import SourceFile
-from groundup.corpus.stage import Phase, StageRun
+from groundup.corpus.stage import Phase, Stage, StageRun
 from groundup.corpus.stage_runs import plan_runs
 
 STAGES = ".stages"
@@ -146,13 +146,14 @@ class Pipeline:
         if output_dir.exists() and not output_dir.is_dir():
             raise ConfigError("the output folder is a file", where=output_dir, fix="Name another folder.")
         self.recipe = recipe
+        self.stages: tuple[Stage, ...] = (*recipe.stages, recipe.finish)
         self.output_dir = output_dir
         self.command = command
         library, files = recipe.first.find_files(leave_out=output_dir)
         self.files: list[SourceFile] = [*library, *files]
         num_shards = recipe.number_of_shards(sum(file.size_bytes for file in self.files))
         self.sources = tuple(cut_into_shards(library, files, num_shards))
-        self.runs, marks = plan_runs(recipe, output_dir / STAGES, self.sources)
+        self.runs, marks = plan_runs(self.stages, recipe, output_dir / STAGES, self.sources)
         self.fingerprint = fingerprint([marks, to_dict(recipe.bad_records)])
 
     def locked(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
@@ -189,7 +190,7 @@ class Pipeline:
         Raises:
             DataError: A source is not as large as the manifest beside it records.
         """
-        for pattern in (".*.jsonl*.tmp", ".manifest.json.*.tmp", f"{STAGES}/*/.*.tmp"):
+        for pattern in (".documents-*.tmp", ".*.jsonl*.tmp", ".manifest.json.*.tmp", f"{STAGES}/*/.*.tmp"):
             for left in self.output_dir.glob(pattern):
                 left.unlink()
         size = sum(file.size_bytes for file in self.files)
@@ -201,7 +202,7 @@ class Pipeline:
     def waits_after(self, number: int, report: RankReport) -> bool:
         """Whether a rank can do nothing more: the next stage needs all shards, or its own are not there."""
         then = number + 1 + len(self._behind(number))
-        return not report.is_last_phase or then == len(self.runs) or self.recipe.stages[then].is_barrier
+        return not report.is_last_phase or then == len(self.runs) or self.stages[then].is_barrier
 
     @property
     def numbers(self) -> list[int]:
@@ -214,7 +215,7 @@ class Pipeline:
 
     def run_stage(self, number: int, runner: AnyRunner, rank: tuple[int, int] | None = None) -> RankReport:
         """Does what is missing of a stage, or of a rank's share of it."""
-        stage, run = self.recipe.stages[number], self.runs[number]
+        stage, run = self.stages[number], self.runs[number]
         together = [run, *self._behind(number)]
         for each in together:
             each.folder.mkdir(parents=True, exist_ok=True)

@@ -111,9 +111,9 @@ class ShardWriter(abc.ABC):
     def _left(self) -> Done:
         """The files, and what is to be said besides the counts."""
 
-    def drop(self, document: Document, rule: str, reason: str) -> None:
+    def drop(self, document: Document, rule: str, reason: str, detail: str = "") -> None:
         """Leaves a document out."""
-        self.tally.drop(rule, reason, document.id, text_bytes(document.text))
+        self.tally.drop(rule, reason, document.id, text_bytes(document.text), detail)
         text = document.text if self._keep_dropped else document.text[:_SHOWN_CHARACTERS]
         line: dict[str, Any] = {
             "id": document.id,
@@ -122,6 +122,8 @@ class ShardWriter(abc.ABC):
             "reason": reason,
             "text": text,
         }
+        if detail:
+            line["detail"] = detail
         if self._keep_dropped:
             line["meta"] = document.meta
         self._excluded.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

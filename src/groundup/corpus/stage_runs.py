@@ -12,12 +12,13 @@ from groundup.corpus.stage import MapStage, Stage, StageRun
 
 
 def plan_runs(
-    recipe: Recipe, folder: Path, sources: tuple[ShardSources, ...]
+    stages: Sequence[Stage], recipe: Recipe, folder: Path, sources: tuple[ShardSources, ...]
 ) -> tuple[list[StageRun], list[str]]:
     """Plans a run of each stage of a recipe.
 
     Args:
-        recipe: Whose stages.
+        stages: Those of the recipe, and ``Finish``.
+        recipe: Whose run it is.
         folder: In which each has a folder of its own.
         sources: What each shard of the first stage is read from.
 
@@ -27,7 +28,7 @@ def plan_runs(
     quarantine = recipe.bad_records.action == "quarantine"
     marks = [shard.fingerprint() for shard in sources]
     shards: list[list[Shard]] = []
-    for number, stage in enumerate(recipe.stages):
+    for number, stage in enumerate(stages):
         marks = stage.fingerprints(marks, (recipe.keep_dropped, quarantine))
         own = folder / f"{number:02d}-{stage.kind}"
         shards.append([Shard(own, shard, len(marks), mark) for shard, mark in enumerate(marks)])

@@ -1,5 +1,9 @@
 """Scores are those of one request alone, whatever is scored beside it."""
 
+import resource
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.eval import scoring
+from groundup.eval import scored_rows
 from groundup.eval.scoring import Request, loglikelihood, windows
 from tests.instances import MODELS
 from tests.tiny import tiny_model
@@ -105,6 +109,24 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved():
         loglikelihood(loaded.model, loaded.config, requests)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
+def test_a_memory_that_is_really_full_changes_no_score():
+    loaded, sizes = tiny_model("llama"), []
+    requests = [request([number // 300] * 39 + [number % 300], [2] * 20) for number in range(2048)]
+    expected = [score.logprob for score in loglikelihood(loaded.model, loaded.config, requests)]
+    loaded.model.embed.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), before[1]))
+    try:
+        found = loglikelihood(loaded.model, loaded.config, requests, batch_size=2048)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert sizes[0] == 2048
+    assert sizes[-1] < 2048
+    assert [score.logprob for score in found] == pytest.approx(expected, abs=1e-5)
+
+
 def test_another_error_is_not_taken_for_a_full_memory():
     loaded = tiny_model("gpt2")
 
@@ -134,7 +156,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch):
     loaded = tiny_model("llama")
     requests = [request([1, 2, 3], [4] * length) for length in (1, 5, 17)]
     whole = loglikelihood(loaded.model, loaded.config, requests)
-    monkeypatch.setattr(scoring, "_LOGITS_BYTES", 3 * 4 * 300)
+    monkeypatch.setattr(scored_rows, "_LOGITS_BYTES", 3 * 4 * 300)
     for one, other in zip(whole, loglikelihood(loaded.model, loaded.config, requests), strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.executor.tasks import AnyRunner, Markers, Task, pending
-from groundup.core.files import require_free_space
+from groundup.core.files import require_free_space, unfinished
 from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import describe_files, fingerprint, write_manifest
@@ -138,12 +138,13 @@ class Build:
 
     def clean(self) -> None:
         """Removes what killed runs have left unfinished."""
-        left = list(self.parts_dir.glob(".part-*.tmp"))
+        left = unfinished(self.parts_dir, "part-") + unfinished(self._tokenizer_dir)
         names = [prefix.name for prefix in self.prefixes.values()] + [f"{self.prefix.name}_quarantine"]
         for name in names:
-            left += self.prefix.parent.glob(f".{name}.*.tmp")
-            left += self.prefix.parent.glob(f"..{name}.*.tmp")  # what is written atomically under such a name
-        left += self._tokenizer_dir.glob(".*.tmp")
+            left += unfinished(self.prefix.parent, f"{name}.")
+            left += unfinished(
+                self.prefix.parent, f".{name}."
+            )  # what is written atomically under such a name
         for path in left:
             path.unlink()
 
@@ -289,9 +290,9 @@ def _require_keys(keys: Sequence[str]) -> None:
 
 def _require_forms(files: Sequence[SourceFile], keys: Sequence[str]) -> None:
     for file in files:
-        if form_of(file.path) == "text" and len(keys) > 1:
+        if form_of(file.path) in ("text", "html", "warc") and len(keys) > 1:
             raise ConfigError(
-                "a text file has no keys, and several were given",
+                "a text file or page has no keys, and several were given",
                 where=file.path,
                 fix="Give one key, or leave text files out.",
             )
