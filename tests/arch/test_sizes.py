@@ -18,7 +18,7 @@ BUDGETS = {
     "checkpoint": 7600,
     "cli": 4920,
     "core": 2500,
-    "corpus": 8500,
+    "corpus": 8950,
     "eval": 3010,
     "inference": 2070,
     "launch": 1800,
