@@ -8,7 +8,7 @@ import re
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
-from groundup.eval.task_records import Record
+from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import MultipleChoice, Question, ask
 
 

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
-from groundup.eval.task_records import Record
+from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
 _OFFICIAL = (
