@@ -15,8 +15,11 @@ from groundup.core.log import logger
 from groundup.core.manifest import describe_files, write_manifest
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusAbout, CorpusCounts, CorpusManifest
+from groundup.corpus.decontaminate import Decontaminate
 from groundup.corpus.import_sources import quarantine_name
+from groundup.corpus.overlap_report import Overlaps
 from groundup.corpus.recipe import Recipe
+from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import Tally
 from groundup.corpus.sources import SourceFile, describe_sources
 from groundup.corpus.stage import Results, StageRun
@@ -105,6 +108,7 @@ def publish(
         counts=counts,
         files=describe_files(output_dir, [*names, EXCLUDED]),
         about=CorpusAbout(recipe=to_dict(recipe)),
+        overlaps=_overlaps(recipe, runs, files),
     )
     write_manifest(output_dir / MANIFEST, manifest)
     return manifest
@@ -152,6 +156,17 @@ def _counts(runs: Sequence[StageRun], bad: BadRecords) -> CorpusCounts:
     read = {name: sum(result[name] for result in first) for name in ("documents_read", "bytes_read")}
     tree = {**tally.counts(), **read, "dropped": dropped, "bad_records": to_dict(bad.counts())}
     return from_dict(CorpusCounts, tree, where=runs[0].folder)
+
+
+def _overlaps(recipe: Recipe, runs: Sequence[StageRun], files: Sequence[SourceFile]) -> Overlaps | None:
+    """What is known of the sources, and what the stages have found, which is later and so exacter."""
+    known = CorpusManifests().overlaps(files)
+    for stage, run in zip(recipe.stages, runs, strict=True):
+        if isinstance(stage, Decontaminate):
+            found = stage.overlaps(results_of(run))
+            checksums = {entry.checksum for entry in found}
+            known = (*(entry for entry in known or () if entry.checksum not in checksums), *found)
+    return known
 
 
 def _place(shard: Path, path: Path) -> None:

@@ -83,8 +83,15 @@ class ShardWriter:
         self.tally.keep(size_bytes)
         self._documents(line)
 
-    def drop(self, document: Document, rule: str, reason: str) -> None:
-        """Leaves a document out."""
+    def drop(self, document: Document, rule: str, reason: str, because: str = "") -> None:
+        """Leaves a document out.
+
+        Args:
+            document: What is left out.
+            rule: The stage or filter.
+            reason: One of few.
+            because: What it was in this document.
+        """
         self.tally.drop(rule, reason, document.id, text_bytes(document.text))
         text = document.text if self._keep_dropped else document.text[:_SHOWN_CHARACTERS]
         line: dict[str, Any] = {
@@ -94,6 +101,8 @@ class ShardWriter:
             "reason": reason,
             "text": text,
         }
+        if because:
+            line["because"] = because
         if self._keep_dropped:
             line["meta"] = document.meta
         self._excluded(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

@@ -90,7 +90,7 @@ def contaminated(tmp_path) -> Path:
 
 
 def test_items_are_cut_out_of_the_documents(contaminated, items, tmp_path):
-    stage = Decontaminate(against=(items,), overlap=Overlap(common_count=100))
+    stage = Decontaminate(against=(str(items),), overlap=Overlap(common_count=100))
     reports = [
         run_recipe(recipe_of(contaminated, stage, num_shards=shards), tmp_path / str(shards), SERIAL)
         for shards in (1, 3)
@@ -104,13 +104,13 @@ def test_items_are_cut_out_of_the_documents(contaminated, items, tmp_path):
 
 
 def test_common_language_stays(contaminated, items, tmp_path):
-    stage = Decontaminate(against=(items,), overlap=Overlap(common_count=14))
+    stage = Decontaminate(against=(str(items),), overlap=Overlap(common_count=14))
     report = run_recipe(recipe_of(contaminated, stage), tmp_path / "out", SERIAL)
     assert report.counts.documents == 4  # it stands 14 times: once, once and 12 times
 
 
 def test_items_are_counted_without_a_cut(contaminated, items, tmp_path):
-    stage = Decontaminate(against=(items,), overlap=Overlap(common_count=100), report_only=True)
+    stage = Decontaminate(against=(str(items),), overlap=Overlap(common_count=100), report_only=True)
     report = run_recipe(recipe_of(contaminated, stage), tmp_path / "out", SERIAL)
     assert report.counts.documents == 4 and report.counts.dropped == ()
     (marker,) = (tmp_path / "out/.stages/01-decontaminate").glob("documents-*.done.json")
@@ -119,15 +119,17 @@ def test_items_are_counted_without_a_cut(contaminated, items, tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("{", "not JSON"), ('{"title": "x"}', "its fields are title"), ("[1]", "its fields are none")],
+    [("{", "is no JSON"), ('{"title": "x"}', "its fields are title"), ("[1]", "must be an object")],
 )
 def test_a_wrong_file_of_items_is_refused_before_anything_is_done(contaminated, tmp_path, line, message):
     bad = tmp_path / "items.jsonl"
     bad.write_text(f'{{"ctx": "fine", "endings": ["a", "b"]}}\n{line}\n')
     with pytest.raises(DataError, match=message) as error:
-        run_recipe(recipe_of(contaminated, Decontaminate(against=(bad,))), tmp_path / "out", SERIAL)
+        run_recipe(recipe_of(contaminated, Decontaminate(against=(str(bad),))), tmp_path / "out", SERIAL)
     assert str(error.value.where).endswith("items.jsonl:2")
     with pytest.raises(DataError, match="no such file"):
         run_recipe(
-            recipe_of(contaminated, Decontaminate(against=(tmp_path / "none",))), tmp_path / "out", SERIAL
+            recipe_of(contaminated, Decontaminate(against=(str(tmp_path / "none"),))),
+            tmp_path / "out",
+            SERIAL,
         )

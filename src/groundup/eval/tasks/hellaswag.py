@@ -8,6 +8,7 @@ import re
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
 from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import MultipleChoice, Question, ask
 
@@ -20,7 +21,7 @@ class HellaSwag(MultipleChoice):
         prompt: "lm-eval" cleans the text up and names the activity; "plain" takes it as it stands.
     """
 
-    patterns: ClassVar = ("*hellaswag*val*.json*", "*hellaswag*.json*")
+    patterns: ClassVar = EVALUATION_SETS["hellaswag"].patterns
 
     kind: Literal["hellaswag"] = "hellaswag"
     prompt: Literal["lm-eval", "plain"] = "lm-eval"

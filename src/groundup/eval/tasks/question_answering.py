@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
 from groundup.core.errors import DataError
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
 from groundup.corpus.task_records import Record, read_records
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
@@ -19,7 +20,7 @@ from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Q
 class Piqa(MultipleChoice):
     """Asks which of two ways reaches a goal; labels may lie in the official file beside."""
 
-    patterns: ClassVar = ("*piqa*val*.json*", "piqa/val*.json*")
+    patterns: ClassVar = EVALUATION_SETS["piqa"].patterns
 
     kind: Literal["piqa"] = "piqa"
 
@@ -41,18 +42,7 @@ class Piqa(MultipleChoice):
 
 def _choices(record: Record, inner: Record) -> tuple[list[str], int]:
     """Reads ``choices`` as a list of text and label (the authors'), or as two lists, and ``answerKey``."""
-    given = inner["choices"]
-    try:
-        if isinstance(given, dict):
-            labels, texts = list(given["label"]), list(given["text"])
-        else:
-            labels, texts = [choice["label"] for choice in given], [choice["text"] for choice in given]
-    except (KeyError, TypeError):
-        raise DataError(
-            f"field 'choices' is {given!r}, and must hold texts and labels",
-            where=record.where,
-            fix="Mend it.",
-        ) from None
+    labels, texts = inner.choices()
     return texts, record.index("answerKey", labels)
 
 
@@ -66,7 +56,7 @@ def _stem_of(record: Record) -> Record:
 class ArcEasy(MultipleChoice):
     """Asks questions of natural science that simple methods answer."""
 
-    patterns: ClassVar[Sequence[str]] = ("*ARC-Easy*Test*.json*", "*arc_easy*.json*")
+    patterns: ClassVar[Sequence[str]] = EVALUATION_SETS["arc_easy"].patterns
 
     kind: Literal["arc_easy"] = "arc_easy"
 
@@ -81,7 +71,7 @@ class ArcEasy(MultipleChoice):
 class ArcChallenge(MultipleChoice):
     """Asks questions of natural science that simple methods fail."""
 
-    patterns: ClassVar = ("*ARC-Challenge*Test*.json*", "*arc_challenge*.json*")
+    patterns: ClassVar = EVALUATION_SETS["arc_challenge"].patterns
 
     kind: Literal["arc_challenge"] = "arc_challenge"
 
@@ -94,7 +84,7 @@ class ArcChallenge(MultipleChoice):
 class OpenBookQa(MultipleChoice):
     """Asks questions of elementary science; the model completes the stem."""
 
-    patterns: ClassVar = ("*openbookqa*test*.json*", "*OpenBookQA*/**/test*.json*")
+    patterns: ClassVar = EVALUATION_SETS["openbookqa"].patterns
 
     kind: Literal["openbookqa"] = "openbookqa"
 
@@ -109,12 +99,7 @@ class OpenBookQa(MultipleChoice):
 class BoolQ(MultipleChoice):
     """Asks questions of yes or no about a passage."""
 
-    patterns: ClassVar = (
-        "*boolq*val*.json*",
-        "*boolq*dev*.json*",
-        "*BoolQ*/val*.json*",
-        "*boolq*/dev*.json*",
-    )
+    patterns: ClassVar = EVALUATION_SETS["boolq"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["boolq"] = "boolq"
@@ -131,7 +116,7 @@ class BoolQ(MultipleChoice):
 class SciQ(MultipleChoice):
     """Asks questions of science with the passage that supports the answer."""
 
-    patterns: ClassVar = ("*sciq*test*.json*", "*SciQ*/**/test*.json*")
+    patterns: ClassVar = EVALUATION_SETS["sciq"].patterns
 
     kind: Literal["sciq"] = "sciq"
 
@@ -146,7 +131,7 @@ class SciQ(MultipleChoice):
 class WinoGrande(MultipleChoice):
     """Asks which of two words fills the blank: that after which the rest of the sentence is more probable."""
 
-    patterns: ClassVar = ("*winogrande*val*.json*", "*winogrande*dev*.json*", "*winogrande*/**/dev.json*")
+    patterns: ClassVar = EVALUATION_SETS["winogrande"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["winogrande"] = "winogrande"

@@ -3,6 +3,7 @@
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
 from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
@@ -20,7 +21,7 @@ _JSON = (
 class StoryCloze(MultipleChoice):
     """Asks which of two sentences ends a story."""
 
-    patterns: ClassVar = ("*cloze*test*.*", "*cloze*val*.*", "*cloze*.*")
+    patterns: ClassVar = EVALUATION_SETS["storycloze"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["storycloze"] = "storycloze"
