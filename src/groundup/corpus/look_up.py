@@ -30,6 +30,13 @@ class Found:
         """``kept``, or the rule and the reason by which it was dropped."""
         return f"{self.fields['rule']}: {self.fields['reason']}" if "rule" in self.fields else "kept"
 
+    @property
+    def because(self) -> str:
+        """Which other document or evaluation item decided it; empty where none did."""
+        if names := self.fields.get("meta", {}).get("decontaminated"):
+            return f"without the words that it shared with {', '.join(names)}"
+        return str(self.fields.get("because", ""))
+
 
 def corpus_manifest(corpus: Path) -> CorpusManifest:
     """The manifest of a corpus folder.

@@ -11,10 +11,12 @@ import xxhash
 from groundup.core.config import config
 from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
+from groundup.corpus.dedup.id_file import IdFile, ShardIds, id_path
 from groundup.corpus.document import from_json_line, text_bytes
-from groundup.corpus.shard import Shard, read_lines, write_shard
+from groundup.corpus.shard import Shard, read_lines, read_shard, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
+_DUPLICATE = np.dtype([("document", "<u8"), ("first_shard", "<u8"), ("first", "<u8")])
 _KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8")])
 
 _PIECE_CHARACTERS = 1 << 20
@@ -88,15 +90,21 @@ class _WriteKeys:
 
     def __call__(self, shard: Shard, report: Report) -> Done:
         keys = bytearray()
-        for line in read_lines(shard, on_read=report):
-            keys += text_key(from_json_line(line).text)
+        ids: list[str] = []
+        for document in read_shard(shard, on_read=report):
+            keys += text_key(document.text)
+            ids.append(document.id)
+        ids_path = id_path(self.folder, shard.number)
+        with atomic_write(ids_path) as file:
+            IdFile.write(file, ids)
         halves = np.frombuffer(keys, dtype="<u8").reshape(-1, 2)
         records = np.empty(len(halves), dtype=_KEY)
         records["high"], records["low"] = halves[:, 0], halves[:, 1]
         records["document"] = np.arange(len(halves))
         # Not by order: the modulus spreads keys evenly over any number of parts.
         parts = (records["low"] % np.uint64(self.num_parts)).astype(np.int64)
-        return _write_sections(self.folder, f"keys-{shard.number:05d}", records, parts, self.num_parts)
+        done = _write_sections(self.folder, f"keys-{shard.number:05d}", records, parts, self.num_parts)
+        return dataclasses.replace(done, files=[*done.files, ids_path.name])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -118,10 +126,13 @@ class _FindDuplicates:
         high, low = records["high"][order], records["low"][order]
         again = np.zeros(len(order), dtype=bool)
         again[1:] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-        found = np.sort(order[again])
-        documents = np.ascontiguousarray(records["document"][found])
+        first = order[np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))][again]
+        found = order[again]
+        duplicates = np.empty(len(found), _DUPLICATE)
+        duplicates["document"] = records["document"][found]
+        duplicates["first_shard"], duplicates["first"] = shards[first], records["document"][first]
         return _write_sections(
-            self.folder, f"duplicates-{part:05d}", documents, shards[found], self.num_shards
+            self.folder, f"duplicates-{part:05d}", duplicates, shards[found], self.num_shards
         )
 
 
@@ -134,15 +145,18 @@ class _DropDuplicates:
 
     def __call__(self, shards: tuple[Shard, Shard], report: Report) -> Done:
         before, after = shards
-        duplicates: set[int] = set()
+        duplicates: dict[int, tuple[int, int]] = {}
         for part in range(before.total):
             path = self.folder / f"duplicates-{part:05d}.bin"
-            duplicates.update(_read_section(path, before.number, np.dtype("<u8")).tolist())
+            for document, *first in _read_section(path, before.number, _DUPLICATE).tolist():
+                duplicates[document] = (first[0], first[1])
+        ids = ShardIds(self.folder)
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
             for number, line in enumerate(read_lines(before, on_read=report)):
                 document = from_json_line(line)
                 if number in duplicates:
-                    out.drop(document, "exact_duplicate", "seen before")
+                    because = f"kept in its place: {ids[duplicates[number]]}"
+                    out.drop(document, "exact_duplicate", "seen before", because)
                 else:
                     out.keep_line(line, text_bytes(document.text))
         return out.done()

@@ -1,5 +1,6 @@
 """The stage that drops near-duplicates: documents are clustered, and one of each cluster is kept."""
 
+import bisect
 import dataclasses
 import itertools
 from pathlib import Path
@@ -13,9 +14,10 @@ from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.corpus.dedup.clusters import BandFile, Keep, choose_kept, find_clusters
+from groundup.corpus.dedup.id_file import IdFile, ShardIds, id_path
 from groundup.corpus.dedup.minhash import MinHash
 from groundup.corpus.document import from_json_line, text_bytes
-from groundup.corpus.shard import Shard, read_lines, write_shard
+from groundup.corpus.shard import Shard, read_lines, read_shard, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
 _GIGABYTE = 1 << 30
@@ -65,18 +67,18 @@ class NearDedup(BarrierStage):
             total_bytes=sum((run.folder / f"{name}.bin").stat().st_size for name in names),
         )
         counts = [result["documents"] for result in run.input_results]
-        firsts = itertools.accumulate(counts, initial=0)
+        firsts = tuple(itertools.accumulate(counts, initial=0))
         yield Phase(
             name="near_dedup: drop",
             tasks=run.last_tasks(list(zip(run.inputs, run.outputs, firsts, strict=False))),
-            work=_DropNearDuplicates(run.folder, run.keep_dropped),
+            work=_DropNearDuplicates(run.folder, firsts, run.keep_dropped),
             total_bytes=run.input_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WriteBands:
-    """Writes the band hashes of a shard's documents, and the lengths of their texts in bytes."""
+    """Writes the band hashes of a shard's documents, the lengths of their texts in bytes, and their ids."""
 
     folder: Path
     minhash: MinHash
@@ -85,15 +87,21 @@ class _WriteBands:
         bands, _ = self.minhash.banding
         hashes = [np.zeros((0, bands), np.uint64)]
         lengths: list[int] = []
-        texts = (from_json_line(line).text for line in read_lines(shard, on_read=report))
-        while batch := list(itertools.islice(texts, _BATCH)):
-            hashes.append(self.minhash.bands_of(batch))
-            lengths += map(text_bytes, batch)
+        ids: list[str] = []
+        documents = read_shard(shard, on_read=report)
+        while batch := list(itertools.islice(documents, _BATCH)):
+            texts = [document.text for document in batch]
+            hashes.append(self.minhash.bands_of(texts))
+            lengths += map(text_bytes, texts)
+            ids += [document.id for document in batch]
         paths = [self.folder / f"{kind}-{shard.number:05d}.bin" for kind in ("bands", "lengths")]
+        paths.append(id_path(self.folder, shard.number))
         with atomic_write(paths[0]) as file:
             BandFile.write(file, np.concatenate(hashes))
         with atomic_write(paths[1]) as file:
             file.write(np.array(lengths, "<i8").tobytes())
+        with atomic_write(paths[2]) as file:
+            IdFile.write(file, ids)
         return Done(files=[path.name for path in paths], result={})
 
 
@@ -128,16 +136,21 @@ class _DropNearDuplicates:
     """Writes a shard without the documents for which another one is kept."""
 
     folder: Path
+    firsts: tuple[int, ...]
     keep_dropped: bool
 
     def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
         before, after, first = task_input
         kept = np.memmap(self.folder / "clusters-00000.bin", "<i8", "r")
+        ids = ShardIds(self.folder)
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
             for number, line in enumerate(read_lines(before, on_read=report), first):
                 document = from_json_line(line)
                 if kept[number] != number:
-                    out.drop(document, "near_duplicate", "much the same as another")
+                    shard = bisect.bisect_right(self.firsts, kept[number]) - 1
+                    name = ids[shard, int(kept[number]) - self.firsts[shard]]
+                    because = f"kept in its place: {name}"
+                    out.drop(document, "near_duplicate", "much the same as another", because)
                 else:
                     out.keep_line(line, text_bytes(document.text))
         return out.done()
