@@ -7,6 +7,7 @@ import pytest
 
 from groundup.core.files import read_json
 from tests.guides import ROOT, blocks, commands, require_sessions, run
+from tests.task_files import write_task_file
 from tests.web_server import WebServer
 
 GUIDE = "docs/guides/corpus.md"
@@ -23,6 +24,10 @@ def folder(tmp_path):
     (tmp_path / "notes" / "b.txt").write_text("Caf\u00c3\u00a9 is what was meant, it was decoded badly.")
     (tmp_path / "notes" / "c.txt").write_text("A line with blanks behind it.  \n\nAnd another one.\n")
     (tmp_path / "posts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in POSTS))
+    (tmp_path / "sets").mkdir()
+    for task in ("lambada", "hellaswag"):
+        write_task_file(task, tmp_path / "sets")
+    (tmp_path / "items.jsonl").write_text('{"question": "Which of these?", "options": ["This", "That"]}\n')
     (recipe,) = blocks(GUIDE, "yaml")
     (tmp_path / "recipe.yaml").write_text(recipe)
     return tmp_path
@@ -35,14 +40,17 @@ def test_what_is_shown_is_what_is_printed(folder):
 @pytest.mark.slow
 def test_every_command_runs(folder):
     printed = [run(line, folder) for line in commands(GUIDE)]
-    assert len(printed) == 12
+    assert len(printed) == 14
     assert printed[2] == "posts.jsonl:2 [length: too short]\nshort\n\n"
     assert printed[3].startswith("exact_duplicate: seen before: posts.jsonl:3 in corpus/excluded.jsonl.zst:")
+    assert printed[3].endswith("\n  kept in its place: a.md\n")
     assert "left to other ranks" in printed[6]
     manifests = [read_json(folder / name / "manifest.json") for name in ("corpus", "shared")]
     assert manifests[0]["counts"] == manifests[1]["counts"]
     assert not (folder / "corpus" / ".stages").exists()
     assert "documents; " in printed[11] and "similarity" in printed[11]
+    overlap = "lambada (sets/lambada_test.jsonl): 0 of 3 items overlap by 13 words\n"
+    assert overlap in printed[12] and f"{overlap}items.jsonl: 0 of 1 items" in printed[13]
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -15,6 +15,7 @@ from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.eval.tasks import EvaluationTask, Results
+    from groundup.eval.training_overlap import TaskOverlap
 
 _OPTION = re.compile(r"\w+(\.\w+)+=")
 
@@ -26,6 +27,7 @@ def evaluate(
     tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("perplexity",),
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
     model: ModelOptions = MODEL_AS_IT_IS,
+    trained_on: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
     show: int = 0,
     out: Path | None = None,
     json: Switch = False,
@@ -75,6 +77,9 @@ def evaluate(
             which each task finds its file by name.
         tasks: What to measure, e.g. perplexity,lambada.
         precision: Format of the matrix products.
+        trained_on: The corpora or token files that the model was trained on; a run knows its own. Where these
+            were compared with a task (`groundup corpus decontaminate`), its table says how many of its items
+            they hold, and the scores without these.
         show: Print so many items of each task, with prediction and target.
         out: Write all results to this JSON file, with every item's log-likelihoods.
         json: Print one JSON object a task instead of a table.
@@ -108,16 +113,19 @@ def evaluate(
         with choose_precision(precision, choose_device(model.device)).autocast():
             results = task.measure(loaded, mine)
         seconds = time.monotonic() - began
-        trees.append(results_tree(task, results, data=mine, seconds=seconds))
+        overlap = _overlap(task, results, mine, loaded.source, trained_on)
+        trees.append({**results_tree(task, results, data=mine, seconds=seconds), **_overlap_tree(overlap)})
         plain = to_dict(task)
         kind = plain.pop("kind")
         if json:
             about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in mine]}
             found = {"standard_errors": dict(results.standard_errors), "num_truncated": results.num_truncated}
+            found |= _overlap_tree(overlap)
             print(json_format.dumps({**about, "ema": model.ema, **plain, **results.figures, **found}))
         else:
             print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
             _print_table(task, results, seconds)
+            _print_overlap(overlap, results)
             _print_items(results, show)
     if out:
         write_results(out, str(loaded.source), trees)
@@ -156,6 +164,54 @@ def _files_of(task: "EvaluationTask", files: Sequence[Path]) -> list[Path]:
         if any(path.match(glob) or next(path.rglob(glob), None) for glob in task.patterns)
     ]
     return named or list(files)
+
+
+def _overlap(
+    task: "EvaluationTask",
+    results: "Results",
+    data: Sequence[Path],
+    model: Path,
+    trained_on: Sequence[Path],
+) -> "TaskOverlap | str":
+    """Returns what the training data holds of the items, or why that is not known; "" for others' models."""
+    from groundup.checkpoint.native.folder import is_checkpoint
+    from groundup.corpus.evaluation_sets import EVALUATION_SETS
+    from groundup.eval.training_overlap import UnknownOverlap, overlap_of_task, overlaps_of_model
+
+    if task.kind not in EVALUATION_SETS or not (trained_on or is_checkpoint(model)):
+        return ""
+    try:
+        known = overlaps_of_model(model, trained_on)
+        return overlap_of_task(task, results, task.find_files(data), known)
+    except UnknownOverlap as reason:
+        return str(reason)
+
+
+def _overlap_tree(overlap: "TaskOverlap | str") -> dict[str, Any]:
+    if overlap == "":
+        return {}
+    return {"overlap": {"unknown": overlap} if isinstance(overlap, str) else overlap.tree()}
+
+
+def _print_overlap(overlap: "TaskOverlap | str", results: "Results") -> None:
+    if isinstance(overlap, str):
+        if overlap:
+            print(f"  overlap with the training data is not known: {overlap}")
+        return
+    cut = f"; {overlap.cut:,} did, and were cut out of it" if overlap.cut else ""
+    print(
+        f"  {len(overlap.places):,} of {overlap.items:,} items overlap the training data by"
+        f" {overlap.max_ngram} words{cut}"
+    )
+    if overlap.clean:
+        print(f"    {'':<22}{'all':>14} {'without':>14} {'change':>8} {'overlapping':>14}")
+    for name, clean in overlap.clean.items():
+        whole = results.figures[name]
+        change = f"{(clean - whole) / whole:+.1%}" if whole else ""
+        print(
+            f"    {name.replace('_', ' '):<22}{whole:>14,.4f} {clean:>14,.4f} {change:>8}"
+            f" {overlap.overlapping[name]:>14,.4f}"
+        )
 
 
 def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> None:

@@ -47,9 +47,10 @@ def _each(context: str, choices: Sequence[object]) -> list[str]:
 
 
 def _hellaswag(record: Record) -> list[str]:
+    endings = record.texts("endings")
     parted = "ctx" not in record.fields
     context = f"{record.text('ctx_a')} {record.text('ctx_b')}" if parted else record.text("ctx")
-    return [_MARK.sub("", text) for text in _each(context, record.texts("endings"))]
+    return [_MARK.sub("", text) for text in _each(context, endings)]
 
 
 def _storycloze(record: Record) -> list[str]:

@@ -1,5 +1,6 @@
 """Near-duplicates and the items of tasks leave a corpus, whoever does the work in however many shards."""
 
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -8,13 +9,16 @@ import pytest
 
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import ProcessRunner, SerialRunner
+from groundup.corpus.corpus_manifest import find_corpus_manifest
 from groundup.corpus.decontaminate import Decontaminate
 from groundup.corpus.dedup.minhash import MinHash
 from groundup.corpus.dedup.near import NearDedup
 from groundup.corpus.import_sources import Import
 from groundup.corpus.ngram_overlap import Overlap
+from groundup.corpus.overlap_report import joint_overlaps
 from groundup.corpus.pipeline import run_recipe
 from groundup.corpus.recipe import Recipe
+from groundup.corpus.shuffle import Shuffle
 from tests.unit.corpus.test_pipeline import documents, lines_of
 
 SERIAL = SerialRunner()
@@ -47,13 +51,16 @@ def test_the_first_of_each_cluster_stays(near_copies, tmp_path):
     (dropped,) = report.counts.dropped
     assert (dropped.rule, dropped.documents) == ("near_duplicate", 4)
     excluded = lines_of(tmp_path / "out/excluded.jsonl.zst")
-    assert {entry["id"] for entry in excluded} == {"d12", "d13", "d14", "d15"}
+    because = {entry["id"]: entry["because"] for entry in excluded}
+    assert because == {f"d{12 + n}": f"kept in its place: d{3 * n}" for n in range(4)}
 
 
 def test_or_the_longest(near_copies, tmp_path):
     report = run_recipe(recipe_of(near_copies, NearDedup(keep="longest")), tmp_path / "out", SERIAL)
     kept = {entry["id"] for entry in documents(report)}
     assert kept == {f"d{number}" for number in range(18)} - {"d0", "d3", "d6", "d9"}
+    excluded = lines_of(tmp_path / "out/excluded.jsonl.zst")
+    assert [entry["because"] for entry in excluded] == [f"kept in its place: d{12 + n}" for n in range(4)]
 
 
 def test_shards_workers_and_memory_change_nothing(near_copies, tmp_path):
@@ -63,6 +70,8 @@ def test_shards_workers_and_memory_change_nothing(near_copies, tmp_path):
         recipe_of(near_copies, small, num_shards=5), tmp_path / "five", ProcessRunner(workers=2)
     )
     assert documents(parts) == documents(whole)
+    excluded = [lines_of(tmp_path / name / "excluded.jsonl.zst") for name in ("one", "five")]
+    assert excluded[0] == excluded[1]
     assert [path.name for path in sorted((tmp_path / "five/.stages/01-near_dedup").glob("*.bin"))] == []
     again = run_recipe(recipe_of(near_copies, NearDedup(), num_shards=5), tmp_path / "five", SERIAL)
     assert again.reused  # the memory decides nothing
@@ -101,20 +110,64 @@ def test_items_are_cut_out_of_the_documents(contaminated, items, tmp_path):
     reasons = {entry.reason: entry.documents for entry in reports[0].counts.dropped}
     assert reasons == {"nothing left": 1, "too many pieces": 1}
     assert documents(reports[1]) == found
+    excluded = lines_of(tmp_path / "3/excluded.jsonl.zst")
+    assert {entry["because"] for entry in excluded} == {"it shares words with items.jsonl:1"}
+    assert [entry["meta"].get("decontaminated") for entry in found] == [
+        None,
+        ["items.jsonl:1"],
+        ["items.jsonl:1"],
+    ]
+    for report in reports:
+        (overlap,) = report.overlaps
+        assert (overlap.items, overlap.found, overlap.left) == (3, (":1",), ())
+        assert (overlap.documents, overlap.documents_cut, overlap.documents_dropped) == (3, 1, 2)
+
+
+def test_what_was_found_goes_with_the_documents_into_every_corpus_made_of_them(contaminated, items, tmp_path):
+    stage = Decontaminate(against=(str(items),), report_only=True)
+    first = run_recipe(recipe_of(contaminated, stage), tmp_path / "first", SERIAL)
+    shuffled = run_recipe(recipe_of(tmp_path / "first", Shuffle(seed=1)), tmp_path / "shuffled", SERIAL)
+    assert shuffled.overlaps == first.overlaps and first.overlaps[0].left == (":1",)
+    raw = write_jsonl(tmp_path / "raw.jsonl", ["Nobody has compared this with anything."])
+    both = Recipe(stages=(Import(sources=(tmp_path / "first", raw)), Shuffle(seed=1)))
+    assert run_recipe(both, tmp_path / "both", SERIAL).overlaps == ()
+    assert find_corpus_manifest(tmp_path / "both").overlaps is None
+    again = recipe_of(
+        tmp_path / "first", Decontaminate(against=(str(items),), overlap=Overlap(common_count=99))
+    )
+    assert run_recipe(again, tmp_path / "again", SERIAL).overlaps[0].left == ()
+
+
+def test_corpora_hold_together_what_each_of_them_holds(contaminated, items, tmp_path):
+    other = write_jsonl(tmp_path / "other.jsonl", ["an item that stands nowhere " * 9])
+    stage = Decontaminate(against=(str(items),), report_only=True)
+    overlaps = [
+        run_recipe(recipe_of(source, stage), tmp_path / source.stem, SERIAL).overlaps
+        for source in (contaminated, other)
+    ]
+    (joint,) = joint_overlaps(overlaps)
+    assert joint.left == joint.found == (":1", ":3") and joint.documents == 4
+    looser = dataclasses.replace(stage, overlap=Overlap(max_ngram=9))
+    by_other_rule = run_recipe(recipe_of(other, looser), tmp_path / "looser", SERIAL).overlaps
+    assert joint_overlaps([overlaps[0], by_other_rule]) == ()
+    assert joint_overlaps([overlaps[0], None]) is None
 
 
 def test_common_language_stays(contaminated, items, tmp_path):
     stage = Decontaminate(against=(str(items),), overlap=Overlap(common_count=14))
     report = run_recipe(recipe_of(contaminated, stage), tmp_path / "out", SERIAL)
     assert report.counts.documents == 4  # it stands 14 times: once, once and 12 times
+    assert report.overlaps[0].left == report.overlaps[0].found == (":1",)
+    assert "1 of 3 items overlap by 13 words; 3 documents: 0 cut, 0 dropped; 1 still do" in report.table()
 
 
 def test_items_are_counted_without_a_cut(contaminated, items, tmp_path):
     stage = Decontaminate(against=(str(items),), overlap=Overlap(common_count=100), report_only=True)
     report = run_recipe(recipe_of(contaminated, stage), tmp_path / "out", SERIAL)
     assert report.counts.documents == 4 and report.counts.dropped == ()
-    (marker,) = (tmp_path / "out/.stages/01-decontaminate").glob("documents-*.done.json")
-    assert json.loads(marker.read_text())["result"]["items_found"] == [0]
+    assert report.overlaps[0].found == report.overlaps[0].left == (":1",)
+    again = run_recipe(recipe_of(contaminated, stage), tmp_path / "out", SERIAL)
+    assert again.reused and again.overlaps == report.overlaps
 
 
 @pytest.mark.parametrize(
