@@ -9,10 +9,13 @@ import pytest
 
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import ProcessRunner, SerialRunner
+from groundup.corpus.clean import Clean
 from groundup.corpus.corpus_manifest import find_corpus_manifest
 from groundup.corpus.decontaminate import Decontaminate
+from groundup.corpus.dedup.exact import ExactDedup
 from groundup.corpus.dedup.minhash import MinHash
 from groundup.corpus.dedup.near import NearDedup
+from groundup.corpus.filters import Length
 from groundup.corpus.import_sources import Import
 from groundup.corpus.ngram_overlap import Overlap
 from groundup.corpus.overlap_report import joint_overlaps
@@ -61,6 +64,14 @@ def test_or_the_longest(near_copies, tmp_path):
     assert kept == {f"d{number}" for number in range(18)} - {"d0", "d3", "d6", "d9"}
     excluded = lines_of(tmp_path / "out/excluded.jsonl.zst")
     assert [entry["because"] for entry in excluded] == [f"kept in its place: d{12 + n}" for n in range(4)]
+
+
+def test_no_document_at_all_is_told_by_every_stage(tmp_path, items):
+    source = write_jsonl(tmp_path / "in.jsonl", ["brief"])
+    stages = [Clean(filters=(Length(min_characters=9),)), ExactDedup(), NearDedup()]
+    stages += [Decontaminate(against=(str(items),)), Shuffle()]
+    with pytest.raises(DataError, match=r"no document is left of 1 \(length: too short 1\)"):
+        run_recipe(Recipe(stages=(Import(sources=(source,)), *stages)), tmp_path / "out", SERIAL)
 
 
 def test_shards_workers_and_memory_change_nothing(near_copies, tmp_path):

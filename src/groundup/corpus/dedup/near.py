@@ -141,7 +141,8 @@ class _DropNearDuplicates:
 
     def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
         before, after, first = task_input
-        kept = np.memmap(self.folder / "clusters-00000.bin", "<i8", "r")
+        path = self.folder / "clusters-00000.bin"
+        kept = np.memmap(path, "<i8", "r") if path.stat().st_size else np.zeros(0, "<i8")
         ids = ShardIds(self.folder)
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
             for number, line in enumerate(read_lines(before, on_read=report), first):
