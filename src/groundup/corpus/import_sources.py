@@ -1,5 +1,6 @@
 """The first stage of a recipe: reads files of any kind, and the Python library, into shards of documents."""
 
+import array
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,12 @@ import pydantic
 from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Done, Report
+from groundup.core.files import atomic_write
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, Offender
 from groundup.corpus.corpus_manifest import shard_name
 from groundup.corpus.cut import cut_document
 from groundup.corpus.document import Document, text_bytes
+from groundup.corpus.duplicate_ids import id_hash, ids_path
 from groundup.corpus.line_blocks import count_lines
 from groundup.corpus.python_library import find_python_library, read_python_library
 from groundup.corpus.read_documents import read_range
@@ -124,17 +127,21 @@ class ReadShard:
             fresh.clear()
 
         bytes_read = documents_read = 0
+        hashes = array.array("Q")
         with write_shard(shard, keep_dropped=False) as out:
             for document in self._documents(sources, bad, on_read):
                 documents_read += 1
                 bytes_read += text_bytes(document.text)
                 out.keep(document)
+                hashes.append(id_hash(document.id))
             on_read(0)
             bad.close()
             _require_unchanged(sources)
         done = out.done(bad_records=bad.outcome(), documents_read=documents_read, bytes_read=bytes_read)
+        with atomic_write(ids_path(shard)) as file:
+            file.write(hashes.tobytes())
         kept = [quarantine.name] if quarantine.is_file() else []
-        return dataclasses.replace(done, files=[*done.files, *kept])
+        return dataclasses.replace(done, files=[*done.files, ids_path(shard).name, *kept])
 
     def _documents(self, sources: ShardSources, bad: BadRecords, on_read: Report) -> Iterator[Document]:
         whole = itertools.chain(

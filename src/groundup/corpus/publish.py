@@ -16,6 +16,7 @@ from groundup.core.manifest import describe_files, write_manifest
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusAbout, CorpusCounts, CorpusManifest
 from groundup.corpus.decontaminate import Decontaminate
+from groundup.corpus.duplicate_ids import ids_path, judge_duplicate_ids
 from groundup.corpus.import_sources import quarantine_name
 from groundup.corpus.overlap_report import Overlaps
 from groundup.corpus.recipe import Recipe
@@ -50,7 +51,8 @@ def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
         bad: Takes them.
 
     Raises:
-        DataError: There are too many, or one with which the policy does not put up.
+        DataError: There are too many, or one with which the policy does not put up; or documents have the
+            same id, and the policy is ``fail``.
     """
     pieces = [shard.folder / quarantine_name(shard) for shard in run.outputs]
     kept = [piece for piece in pieces if piece.is_file()]
@@ -65,6 +67,7 @@ def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
     bad.judge()
     if bad.bad:
         logger.warning("%s", bad.summary())
+    judge_duplicate_ids(run.outputs, are_refused=bad.policy.action == "fail")
 
 
 def publish(
@@ -122,6 +125,7 @@ def tidy(run: StageRun) -> None:
             shard.path.name,
             shard.excluded_path.name,
             quarantine_name(shard),
+            ids_path(shard).name,
             f"{shard.name}.done.json",
         }
     for path in run.folder.iterdir():

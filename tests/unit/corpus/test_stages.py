@@ -9,6 +9,7 @@ import pytest
 
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import ProcessRunner, SerialRunner
+from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.clean import Clean
 from groundup.corpus.corpus_manifest import find_corpus_manifest
 from groundup.corpus.decontaminate import Decontaminate
@@ -64,6 +65,24 @@ def test_or_the_longest(near_copies, tmp_path):
     assert kept == {f"d{number}" for number in range(18)} - {"d0", "d3", "d6", "d9"}
     excluded = lines_of(tmp_path / "out/excluded.jsonl.zst")
     assert [entry["because"] for entry in excluded] == [f"kept in its place: d{12 + n}" for n in range(4)]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_documents_of_the_same_id_are_told(tmp_path, caplog, shards):
+    one, other = (tmp_path / name for name in ("one.jsonl", "other.jsonl"))
+    write_jsonl(one, ORIGINALS[:4])
+    write_jsonl(other, ORIGINALS[2:5])  # whose ids begin again
+    recipe = Recipe(stages=(Import(sources=(one, other)),), num_shards=shards)
+    assert run_recipe(recipe, tmp_path / "out", SERIAL).counts.documents == 7
+    (warning,) = (line.getMessage() for line in caplog.records if "an id" in line.getMessage())
+    assert warning.startswith("3 documents have an id that an earlier one has: 'd")
+    assert f"that of {one}:" in warning and f" and of {other}:" in warning
+    refused = dataclasses.replace(recipe, bad_records=BadRecordPolicy(action="fail"))
+    with pytest.raises(
+        DataError, match=r"3 documents have an id .*Give each document an id of its own"
+    ) as error:
+        run_recipe(refused, tmp_path / "refused", SERIAL)
+    assert str(error.value.where).startswith(f"{other}:")
 
 
 def test_no_document_at_all_is_told_by_every_stage(tmp_path, items):
