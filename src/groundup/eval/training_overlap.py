@@ -15,7 +15,7 @@ from groundup.checkpoint.native.folder import CHECKPOINTS, is_checkpoint, list_c
 from groundup.core.config import from_dict
 from groundup.core.errors import DataError, GroundupError
 from groundup.corpus.corpus_manifest import find_corpus_manifest
-from groundup.corpus.evaluation_sets import content_checksum
+from groundup.corpus.evaluation_sets import EVALUATION_SETS, content_checksum
 from groundup.corpus.overlap_report import EvaluationOverlap, Overlaps, joint_overlaps
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Item, Results, summarise
 from groundup.tokens.dataset.dataset_manifest import find_manifest
@@ -50,9 +50,34 @@ class TaskOverlap:
     clean: Mapping[str, float | int]
     overlapping: Mapping[str, float | int]
 
-    def tree(self) -> dict[str, Any]:
-        """All of it, as plain values."""
-        return dataclasses.asdict(self)
+
+def find_overlap(
+    task: EvaluationTask, results: Results, data: Sequence[Path], model: Path, trained_on: Sequence[Path]
+) -> TaskOverlap | str:
+    """Finds what a model was trained on of a task, or why that is not known; "" where nobody would know.
+
+    Args:
+        task: What was measured.
+        results: What was found.
+        data: Files, and folders with them.
+        model: Its folder.
+        trained_on: As of ``overlaps_of_model``.
+    """
+    if task.kind not in EVALUATION_SETS or not (trained_on or is_checkpoint(model)):
+        return ""
+    try:
+        known = overlaps_of_model(model, trained_on)
+        return overlap_of_task(task, results, task.find_files(data), known)
+    except UnknownOverlap as reason:
+        return str(reason)
+
+
+def overlap_tree(overlap: TaskOverlap | str) -> dict[str, Any]:
+    """Returns it under ``overlap`` as plain values; nothing where nobody would know."""
+    if overlap == "":
+        return {}
+    tree = {"unknown": overlap} if isinstance(overlap, str) else dataclasses.asdict(overlap)
+    return {"overlap": tree}
 
 
 def overlaps_of_model(source: Path, trained_on: Sequence[Path] = ()) -> Overlaps:
