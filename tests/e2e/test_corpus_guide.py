@@ -96,6 +96,12 @@ def kill_when(command, folder, is_time) -> int:
     return process.wait()
 
 
+def place_of(url) -> str:
+    """Host and path, as the server sees them."""
+    parts = urllib.parse.urlsplit(url)
+    return f"{parts.netloc}{urllib.parse.unquote(parts.path) or '/'}"
+
+
 def holds(journal, count) -> bool:
     """Whether a journal has so many URLs."""
     return journal.exists() and journal.read_bytes().count(b'"url"') >= count
@@ -130,7 +136,8 @@ def test_the_example_makes_a_corpus_of_crawled_pages(tmp_path, shared_data, mirr
     asked = len(server.requests)
     run(crawl, tmp_path)
     again = {f"{host}{path}" for host, path, _ in server.requests[asked:]}
-    assert ended and not {url.partition("://")[2].partition("?")[0] for url in ended} & again
+    left = {place_of(url) for url in urls if url not in ended}  # some differ in their queries alone
+    assert ended and not {place_of(url) for url in ended} & again - left
 
     table = run(make, tmp_path)
     stages = ["01-clean", "02-exact_dedup", "03-near_dedup", "04-decontaminate"]
