@@ -50,17 +50,19 @@ def test_what_is_shown_is_what_is_printed(folder):
 @pytest.mark.slow
 def test_every_command_runs(folder):
     printed = [run(line, folder) for line in commands(GUIDE)]
-    assert len(printed) == 14
-    assert printed[2] == "posts.jsonl:2 [length: too short]\nshort\n\n"
-    assert printed[3].startswith("exact_duplicate: seen before: posts.jsonl:3 in corpus/excluded.jsonl.zst:")
-    assert printed[3].endswith("\n  kept in its place: a.md\n")
-    assert "left to other ranks" in printed[6]
+    assert len(printed) == 17
+    assert printed[5] == "posts.jsonl:2 [length: too short]\nshort\n\n"
+    assert printed[6].startswith("exact_duplicate: seen before: posts.jsonl:3 in corpus/excluded.jsonl.zst:")
+    assert printed[6].endswith("\n  kept in its place: a.md\n")
+    assert "left to other ranks" in printed[9]
+    assert (folder / "documents/documents-00000-of-00001.parquet").is_file()
+    assert "posts.jsonl:2" in (folder / "corpus/report.html").read_text()
     manifests = [read_json(folder / name / "manifest.json") for name in ("corpus", "shared")]
     assert manifests[0]["counts"] == manifests[1]["counts"]
     assert not (folder / "corpus" / ".stages").exists()
-    assert "documents; " in printed[11] and "similarity" in printed[11]
+    assert "documents; " in printed[14] and "similarity" in printed[14]
     overlap = "lambada (sets/lambada_test.jsonl): 0 of 3 items overlap by 13 words\n"
-    assert overlap in printed[12] and f"{overlap}items.jsonl: 0 of 1 items" in printed[13]
+    assert overlap in printed[15] and f"{overlap}items.jsonl: 0 of 1 items" in printed[16]
 
 
 @pytest.fixture

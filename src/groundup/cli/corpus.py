@@ -11,12 +11,15 @@ from groundup.core.config import from_dict, resolve
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.executor.local import runner_of
 from groundup.core.executor.tasks import RayRunner
+from groundup.core.log import logger
 from groundup.corpus import look_up
 from groundup.corpus.bad_records import Action
+from groundup.corpus.finish import ShardFormat
 from groundup.corpus.look_up import corpus_manifest, dropped_for
 from groundup.corpus.pipeline import run_rank, run_recipe
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.report import CorpusReport
+from groundup.report.corpus_page import write_corpus_page
 
 _FLAGS = {
     "stages.0.text_key": "--key",
@@ -43,15 +46,17 @@ def build(
     bad_records: Action = "skip-malformed",
     max_bad: float = 0.001,
     num_shards: int | None = None,
+    format: ShardFormat = "jsonl",  # noqa: A002  # the flag
     workers: int | None = None,
 ) -> None:
     """Collect text into a corpus: cleaned, without exact duplicates, shuffled.
 
-    Reads text files (each one document), JSONL and Parquet (each line or row one document), plain, .gz or
-    .zst; repairs broken Unicode and white space; keeps the first of equal texts; writes
-    DIR/documents-00000-of-00004.jsonl.zst and so on, what was dropped and why to DIR/excluded.jsonl.zst, and
-    DIR/manifest.json. Run again with the same input and settings, it finds its work done; after Ctrl-C or a
-    kill, it does only what is missing. `groundup corpus run` does the same by a recipe of your own.
+    Reads text files (each one document), JSONL, Parquet and Arrow (each line or row one document), and the
+    main text of HTML and WARC files (each page one document); repairs broken Unicode and white space; keeps
+    the first of equal texts; writes DIR/documents-00000-of-00004.jsonl.zst and so on, what was dropped and
+    why to DIR/excluded.jsonl.zst, and DIR/manifest.json. Run again with the same input and settings, it finds
+    its work done; after Ctrl-C or a kill, it does only what is missing. `groundup corpus run` does the same
+    by a recipe of your own.
 
     For example:
 
@@ -75,6 +80,7 @@ def build(
             what is left out to DIR/quarantine.jsonl (quarantine); or stop at the first (fail).
         max_bad: Stop when more than this share of the records is bad, 0 to 1.
         num_shards: Files of documents to write; by size when left out.
+        format: Of these files: jsonl (JSON lines, compressed with Zstandard) or parquet.
         workers: Processes; one for each core when left out, 0 for none beside this one.
     """
     if min_characters < 0 or (max_characters is not None and max_characters < max(1, min_characters)):
@@ -96,6 +102,7 @@ def build(
         "num_shards": num_shards,
         "bad_records": {"action": bad_records, "max_bad": max_bad},
         "keep_stages": False,
+        "format": format,
     }
     recipe = from_dict(Recipe, tree, where="command line", names=_FLAGS)
     print_report(run_recipe(recipe, out, runner_of(workers), command="groundup corpus build"))
@@ -115,9 +122,9 @@ def run(
     """Make a corpus by a recipe: a list of stages, each over shards of documents.
 
     Writes DIR/documents-00000-of-00064.jsonl.zst and so on, what was dropped and why to
-    DIR/excluded.jsonl.zst, and DIR/manifest.json. A run that was killed, or whose recipe was changed, does
-    only what is missing or stale; the result is the same bytes for any number of workers, machines and
-    restarts.
+    DIR/excluded.jsonl.zst, DIR/manifest.json and DIR/report.html. A run that was killed, or whose recipe was
+    changed, does only what is missing or stale; the result is the same bytes for any number of workers,
+    machines and restarts.
 
     On many machines with a common file system: a Slurm array runs this command with --rank and --world-size
     in each job. Ranks never wait for each other: where a stage needs all shards of the one before, a rank
@@ -133,7 +140,7 @@ def run(
 
     Args:
         recipe: A YAML file: stages (import, clean with its filters, exact_dedup, shuffle), num_shards,
-            bad_records.
+            bad_records, format (jsonl or parquet).
         overrides: Settings of the recipe as dotted.key=value; a stage is named by its number or its kind.
         out: The folder to write.
         workers: Processes; one for each core when left out, 0 for none beside this one. Under Ray: tasks at
@@ -170,9 +177,30 @@ def run(
 
 
 def print_report(report: CorpusReport) -> None:
-    """Prints what became of the documents, and where they are."""
+    """Prints what became of the documents, and where they are; writes the page of the corpus."""
     state = " (was there already)" if report.reused else ""
     sys.stdout.write(f"{report.table()}\n\n{report.documents_glob}{state}\n")
+    logger.info("report: %s", write_corpus_page(report.output_dir))
+
+
+def report(
+    corpus: Path, *, out: Annotated[Path | None, cyclopts.Parameter(name=["--out", "-o"])] = None
+) -> None:
+    """Write one HTML page about a corpus: stages, drop reasons with examples, lengths, languages, domains.
+
+    The page holds all that it shows and asks nobody for anything, so it can be kept, mailed or printed. Every
+    command that makes a corpus writes it too.
+
+    For example:
+
+        groundup corpus report runs/corpus
+        groundup corpus report runs/corpus -o corpus.html
+
+    Args:
+        corpus: The folder of a corpus.
+        out: The file to write; CORPUS/report.html when left out.
+    """
+    sys.stdout.write(f"{write_corpus_page(corpus, out)}\n")
 
 
 def stats(corpus: Path) -> None:

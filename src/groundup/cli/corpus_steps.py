@@ -1,4 +1,4 @@
-"""``groundup corpus import|clean|dedup|decontaminate|shuffle|audit``: stages of a recipe one at a time."""
+"""``groundup corpus clean|dedup|decontaminate|shuffle|audit``: stages of a recipe one at a time."""
 
 import dataclasses
 import re
@@ -18,6 +18,7 @@ from groundup.corpus.bad_records import Action, BadRecordPolicy, BadRecords
 from groundup.corpus.dedup.audit import audit as audit_documents
 from groundup.corpus.dedup.audit import sample_documents
 from groundup.corpus.dedup.minhash import MinHash
+from groundup.corpus.finish import ShardFormat
 from groundup.corpus.pipeline import run_recipe
 from groundup.corpus.read_documents import read_documents
 from groundup.corpus.recipe import Recipe
@@ -34,6 +35,7 @@ class StepOptions:
 
     Attributes:
         out: The folder to write.
+        format: Of the files of documents: jsonl (JSON lines, compressed with Zstandard) or parquet.
         key: The JSON field or the column that holds the text.
         num_shards: Files of documents to write; by size when left out.
         workers: Processes; one for each core when left out, 0 for none beside this one.
@@ -44,6 +46,7 @@ class StepOptions:
     """
 
     out: Annotated[Path, Parameter(name=["--out", "-o"])]
+    format: ShardFormat = "jsonl"
     key: str = "text"
     num_shards: int | None = None
     workers: int | None = None
@@ -51,26 +54,41 @@ class StepOptions:
     max_bad: float = 0.001
     keep_dropped: bool = False
 
-    def run(self, sources: Sequence[Path], stage: dict[str, Any] | None, names: dict[str, str]) -> None:
+    def run(
+        self,
+        verb: str,
+        sources: Sequence[Path],
+        stage: dict[str, Any] | None,
+        names: dict[str, str],
+        pages: dict[str, Any] | None = None,
+    ) -> None:
         """Runs the recipe of an import and one stage, and prints its report.
 
         Args:
+            verb: Behind `groundup corpus`.
             sources: Files, folders and globs.
             stage: Settings of the stage; None imports alone.
             names: Setting of the stage -> the flag that sets it.
+            pages: How pages become documents.
         """
-        first = {"kind": "import", "sources": sources, "text_key": self.key}
+        first = {"kind": "import", "sources": sources, "text_key": self.key, "pages": pages or {}}
         tree = {
             "stages": [first, *([stage] if stage else [])],
             "num_shards": self.num_shards,
             "bad_records": {"action": self.bad_records, "max_bad": self.max_bad},
             "keep_dropped": self.keep_dropped,
             "keep_stages": False,
+            "format": self.format,
         }
-        flags = {"num_shards": "--num-shards", "bad_records.max_bad": "--max-bad"}
+        flags = {
+            "num_shards": "--num-shards",
+            "bad_records.max_bad": "--max-bad",
+            "stages.0.pages.min_characters": "--min-characters",
+        }
         flags |= {f"stages.1.{setting}": flag for setting, flag in names.items()}
         recipe = from_dict(Recipe, tree, where="command line", names=flags)
-        print_report(run_recipe(recipe, self.out, runner_of(self.workers)))
+        command = f"groundup corpus {verb}"
+        print_report(run_recipe(recipe, self.out, runner_of(self.workers), command=command))
 
 
 @Parameter(name="*")
@@ -103,23 +121,6 @@ class MinHashOptions:
 _MINHASH = MinHashOptions()
 
 
-def import_(*sources: Path, step: StepOptions) -> None:
-    """Read files of any kind into shards of documents, one a line, with id, URL, source and metadata.
-
-    Text files are one document each; a line of JSONL and a row of Parquet are one; a folder of `groundup
-    corpus` means its documents. Nothing is edited.
-
-    For example:
-
-        groundup corpus import notes/ books/*.txt posts.jsonl.zst -o documents
-        groundup corpus import 'wudao/*.json' --key content -o documents
-
-    Args:
-        sources: Files, folders (searched to any depth) and quoted globs.
-    """
-    step.run(sources, None, {})
-
-
 def clean(*sources: str, filters: str = _CLEANING, step: StepOptions) -> None:
     """Repair, edit and drop documents by filters, in the order named; each drop has a reason.
 
@@ -150,7 +151,7 @@ def clean(*sources: str, filters: str = _CLEANING, step: StepOptions) -> None:
             )
         for settings in of_kind:
             settings.update(values)
-    step.run(paths, {"kind": "clean", "filters": chosen}, {"filters": "--filters"})
+    step.run("clean", paths, {"kind": "clean", "filters": chosen}, {"filters": "--filters"})
 
 
 def dedup(
@@ -179,7 +180,7 @@ def dedup(
         memory: What the search for clusters may take, such as 500M or 4G.
     """
     if exact:
-        step.run(sources, {"kind": "exact_dedup"}, {})
+        step.run("dedup", sources, {"kind": "exact_dedup"}, {})
         return
     stage = {
         "kind": "near_dedup",
@@ -187,7 +188,7 @@ def dedup(
         "keep": keep,
         "memory_gigabytes": _gigabytes(memory),
     }
-    step.run(sources, stage, {"memory_gigabytes": "--memory"})
+    step.run("dedup", sources, stage, {"memory_gigabytes": "--memory"})
 
 
 def decontaminate(
@@ -228,7 +229,7 @@ def decontaminate(
     named = [name for word in against for name in ([word] if Path(word).exists() else word.split(","))]
     stage = {"kind": "decontaminate", "against": named, "data": data, "overlap": overlap}
     names = {"overlap.max_ngram": "--ngram", "overlap.common_count": "--common-count", "against": "--against"}
-    step.run(sources, {**stage, "report_only": report_only}, {**names, "data": "--data"})
+    step.run("decontaminate", sources, {**stage, "report_only": report_only}, {**names, "data": "--data"})
 
 
 def shuffle(*sources: Path, seed: int = 0, step: StepOptions) -> None:
@@ -242,7 +243,7 @@ def shuffle(*sources: Path, seed: int = 0, step: StepOptions) -> None:
         sources: Files, folders and quoted globs.
         seed: Another seed is another order.
     """
-    step.run(sources, {"kind": "shuffle", "seed": seed}, {"seed": "--seed"})
+    step.run("shuffle", sources, {"kind": "shuffle", "seed": seed}, {"seed": "--seed"})
 
 
 def audit(

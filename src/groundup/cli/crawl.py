@@ -1,4 +1,4 @@
-"""``groundup corpus crawl`` and ``extract``: from URLs or pages to documents."""
+"""``groundup corpus crawl``: from URLs to documents."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ from cyclopts import Parameter
 
 from groundup.core.config import from_dict
 from groundup.corpus.crawl.crawl_config import USER_AGENT, CrawlConfig
-from groundup.corpus.extraction.extract_files import ExtractConfig
 
 _FLAGS = {
     "output_dir": "--out",
@@ -113,44 +112,3 @@ def crawl(
 
     counts = run_crawl(from_dict(CrawlConfig, tree, where="command line", names=_FLAGS))
     sys.stdout.write(f"{counts.table()}\n\n{out}\n")
-
-
-def extract(
-    *sources: Path,
-    out: Annotated[Path, Parameter(alias="-o")],
-    engine: Literal["trafilatura", "resiliparse"] = "trafilatura",
-    min_characters: int = 200,
-    documents_per_shard: int = 10_000,
-    workers: int | None = None,
-) -> None:
-    """Extract the main text of pages on disk: WARC files (also WET) and folders of HTML files.
-
-    Each page is taken apart in a worker process with limits of time and memory: one that hangs or crashes its
-    worker costs that page alone, and is counted. The output depends on the input alone, not on the number of
-    workers. Writes DIR/documents-00000.jsonl.zst and so on, and DIR/manifest.json.
-
-    For example:
-
-        groundup corpus extract pages/warc/ --out texts
-        groundup corpus extract CC-MAIN-*.warc.gz saved-pages/ -o texts --engine resiliparse
-
-    Args:
-        sources: Files, folders and quoted globs; .warc, .wet, .html, .htm, .xhtml, also with .gz or .zst.
-        out: The folder to write.
-        engine: What finds the main text: trafilatura, or resiliparse, 8 times as fast and less exact.
-        min_characters: Shorter texts are no document.
-        documents_per_shard: Begin another file after so many.
-        workers: Processes that extract; one for each core unless given.
-    """
-    tree = {
-        "sources": sources,
-        "output_dir": out,
-        "engine": engine,
-        "min_characters": min_characters,
-        "documents_per_shard": documents_per_shard,
-        "workers": workers,
-    }
-    from groundup.corpus.extraction.extract_files import extract_files
-
-    counts = extract_files(from_dict(ExtractConfig, tree, where="command line", names=_FLAGS))
-    sys.stdout.write(f"{counts.table('pages')}\n\n{out}\n")

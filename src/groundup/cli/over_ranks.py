@@ -33,11 +33,11 @@ def layout_of(settings: Sequence[str]) -> "tuple[Layout, list[str]]":
     from groundup.parallel.layout import Layout
 
     @config
-    class Holder:
+    class _Holder:
         layout: Layout = Layout()
 
     mine = [setting for setting in settings if setting.startswith(_LAYOUT)]
-    layout = from_tree(Holder, *read_overrides(mine)).layout
+    layout = from_tree(_Holder, *read_overrides(mine)).layout
     if layout.cp > 1 or layout.zero or layout.shard or layout.reduce_dtype != Layout.reduce_dtype:
         raise ConfigError(
             "cp, zero, shard and reduce_dtype are of training",

@@ -25,21 +25,21 @@ class Clean(MapStage):
     def process(self, documents: Iterator[Document], out: ShardWriter) -> None:
         """Keeps what passes all filters."""
         for document in documents:
-            kept, rule, reason = self._verdict(document, out)
-            if reason:
-                out.drop(kept, rule, reason)
+            kept, rule, drop = self._verdict(document, out)
+            if drop:
+                out.drop(kept, rule, drop.reason, drop.detail)
             else:
                 out.keep(kept)
 
-    def _verdict(self, document: Document, out: ShardWriter) -> tuple[Document, str, str]:
-        """The edited document, and the rule and reason by which it is dropped (empty when it is kept)."""
+    def _verdict(self, document: Document, out: ShardWriter) -> tuple[Document, str, Drop[str] | None]:
+        """The edited document, and the rule and reason by which it is dropped (None when it is kept)."""
         for step in self.filters:
             result = step.apply(document)
             if isinstance(result, Drop):
-                return document, step.kind, result.reason
+                return document, step.kind, result
             if result.text != document.text:
                 out.tally.edit(step.kind)
             document = result
         if not document.text or document.text.isspace():
-            return document, "empty", "no text"
-        return document, "", ""
+            return document, "empty", Drop("no text")
+        return document, "", None

@@ -10,6 +10,7 @@ from groundup.core.files import read_json
 from groundup.core.manifest import FileRecord, manifest_from
 from groundup.corpus.bad_records import BadRecordCounts
 from groundup.corpus.overlap_report import Overlaps
+from groundup.corpus.profile import Profile
 
 EXCLUDED = "excluded.jsonl.zst"
 """What was dropped of a corpus."""
@@ -21,18 +22,32 @@ class Dropped:
     """The documents that one rule dropped for one reason.
 
     Attributes:
+        stage: The number of the stage in the recipe.
         rule: The filter's or the stage's ``kind``, or ``empty``.
         reason: Why.
         documents: How many.
         bytes: Their text when it was dropped, UTF-8.
         examples: The ids of the first three.
+        details: What is particular to some, such as their language -> how many.
     """
 
+    stage: NotNegative
     rule: str
     reason: str
     documents: NotNegative
     bytes: NotNegative
     examples: tuple[str, ...]
+    details: dict[str, NotNegative]
+
+
+@config
+class StageCounts:
+    """What a stage left: documents, their bytes, and how many each filter changed."""
+
+    kind: str
+    documents: NotNegative
+    bytes: NotNegative
+    edited: dict[str, NotNegative]
 
 
 @config
@@ -47,6 +62,9 @@ class CorpusCounts:
         edited: Filter -> how many documents it changed.
         dropped: By rule and reason, in the order of the stages.
         bad_records: What could not be read.
+        stages: In their order.
+        read_profile: What the documents that were read are like.
+        profile: What those that are kept are like.
     """
 
     documents_read: NotNegative
@@ -56,6 +74,9 @@ class CorpusCounts:
     edited: dict[str, int]
     dropped: tuple[Dropped, ...]
     bad_records: BadRecordCounts
+    stages: tuple[StageCounts, ...]
+    read_profile: Profile
+    profile: Profile
 
 
 @config

@@ -16,9 +16,15 @@ ReasonT_co = TypeVar("ReasonT_co", bound=str, covariant=True)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Drop(Generic[ReasonT_co]):
-    """The verdict that a document is left out, and why."""
+    """The verdict that a document is left out, and why.
+
+    Attributes:
+        reason: One of a small set.
+        detail: What is particular to this one and worth counting, such as its language.
+    """
 
     reason: ReasonT_co
+    detail: str = ""
 
 
 def drop_reasons(filter_class: type) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 import array
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +18,10 @@ from groundup.corpus.corpus_manifest import shard_name
 from groundup.corpus.cut import cut_document
 from groundup.corpus.document import Document, text_bytes
 from groundup.corpus.duplicate_ids import id_hash, ids_path
+from groundup.corpus.extraction.limits import ExtractionFailure
+from groundup.corpus.extraction.page_reader import PageExtractor, PageReading
 from groundup.corpus.line_blocks import count_lines
+from groundup.corpus.profile import ProfileTally
 from groundup.corpus.python_library import find_python_library, read_python_library
 from groundup.corpus.read_documents import read_range
 from groundup.corpus.recorded import CorpusManifests
@@ -29,6 +32,8 @@ from groundup.corpus.stage import Phase, Phases, Stage, StageRun
 
 _COLLECT = BadRecordPolicy(action="quarantine", max_bad=1.0)
 _SKIP = BadRecordPolicy(action="skip", max_bad=1.0)
+
+_OnFailure = Callable[[Document, ExtractionFailure], None]
 
 
 class ReadReport(NamedTuple):
@@ -41,13 +46,16 @@ class ReadReport(NamedTuple):
 
 @config
 class Import(Stage):
-    """Reads text files (each one document), JSONL and Parquet (each line or row one), plain, .gz or .zst.
+    """Reads text files (each a document), JSONL, Parquet and Arrow (each line or row), and pages.
+
+    Text, JSONL, WARC and HTML also with .gz or .zst; of a page, the main text.
 
     Attributes:
         sources: Files, folders and globs.
         python_library: Read the standard library of the running Python, before the sources.
         text_key: The field of a JSON object, or the column, that holds the text.
         cut_characters: Cut longer documents into parts of at most so many characters; 0 keeps them whole.
+        pages: How pages become documents.
     """
 
     kind: Literal["import"] = "import"
@@ -55,6 +63,7 @@ class Import(Stage):
     python_library: bool = False
     text_key: str = "text"
     cut_characters: Annotated[int, pydantic.Field(ge=0)] = 0
+    pages: PageReading = PageReading()
 
     def __post_init__(self) -> None:
         if not self.sources and not self.python_library:
@@ -70,7 +79,9 @@ class Import(Stage):
     def find_files(self, leave_out: Path) -> tuple[list[SourceFile], list[SourceFile]]:
         """The files of the library, and those that the sources mean."""
         library = find_python_library() if self.python_library else []
-        return library, find_source_files(self.sources, leave_out=leave_out) if self.sources else []
+        if not self.sources:
+            return library, []
+        return library, find_source_files(self.sources, leave_out=leave_out, only_pages=self.pages.only)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -128,39 +139,60 @@ class ReadShard:
 
         bytes_read = documents_read = 0
         hashes = array.array("Q")
+        profile = ProfileTally()
         with write_shard(shard, keep_dropped=False) as out:
-            for document in self._documents(sources, bad, on_read):
+
+            def drop(document: Document, failure: ExtractionFailure) -> None:
+                nonlocal documents_read
+                documents_read += 1
+                out.drop(document, "extract", failure.reason)
+
+            for document in self._documents(sources, bad, on_read, drop):
                 documents_read += 1
                 bytes_read += text_bytes(document.text)
+                profile.count(document)
                 out.keep(document)
                 hashes.append(id_hash(document.id))
             on_read(0)
             bad.close()
             _require_unchanged(sources)
-        done = out.done(bad_records=bad.outcome(), documents_read=documents_read, bytes_read=bytes_read)
+        done = out.done(
+            bad_records=bad.outcome(),
+            documents_read=documents_read,
+            bytes_read=bytes_read,
+            profile=profile.counts(),
+        )
         with atomic_write(ids_path(shard)) as file:
             file.write(hashes.tobytes())
         kept = [quarantine.name] if quarantine.is_file() else []
         return dataclasses.replace(done, files=[*done.files, ids_path(shard).name, *kept])
 
-    def _documents(self, sources: ShardSources, bad: BadRecords, on_read: Report) -> Iterator[Document]:
+    def _documents(
+        self, sources: ShardSources, bad: BadRecords, on_read: Report, on_failure: _OnFailure
+    ) -> Iterator[Document]:
         whole = itertools.chain(
             read_python_library(list(sources.library), bad_records=bad, on_read=on_read),
-            self._of_ranges(sources.ranges, bad, on_read),
+            self._of_ranges(sources.ranges, bad, on_read, on_failure),
         )
         limit = self.stage.cut_characters
         for document in whole:
             yield from cut_document(document, limit) if limit else (document,)
 
     def _of_ranges(
-        self, ranges: Sequence[SourceRange], bad: BadRecords, on_read: Report
+        self, ranges: Sequence[SourceRange], bad: BadRecords, on_read: Report, on_failure: _OnFailure
     ) -> Iterator[Document]:
         manifests = CorpusManifests()
-        for source in ranges:
-            recorded = manifests.hold(source.file)
-            yield from read_range(
-                source, text_key=self.stage.text_key, bad_records=bad, on_read=on_read, recorded=recorded
-            )
+        with PageExtractor(self.stage.pages) as pages:
+            for source in ranges:
+                yield from read_range(
+                    source,
+                    text_key=self.stage.text_key,
+                    bad_records=bad,
+                    on_read=on_read,
+                    recorded=manifests.hold(source.file),
+                    pages=pages,
+                    on_failure=on_failure,
+                )
 
 
 def quarantine_name(shard: Shard) -> str:

@@ -22,7 +22,7 @@ from groundup.corpus.report import CorpusReport
 from groundup.corpus.shard import Shard
 from groundup.corpus.source_ranges import cut_into_shards
 from groundup.corpus.sources import SourceFile
-from groundup.corpus.stage import Phase, StageRun
+from groundup.corpus.stage import Phase, Stage, StageRun
 
 STAGES = ".stages"
 """The folder of a corpus in which its stages work."""
@@ -84,7 +84,7 @@ def run_recipe(
             (output_dir / QUARANTINE).unlink(missing_ok=True)
             bad = pipeline.new_bad_records()
             judge_bad_records(pipeline.runs[0], bad)
-            for number in range(1, len(recipe.stages)):
+            for number in range(1, len(pipeline.stages)):
                 pipeline.run_stage(number, runner)
             manifest = publish(
                 recipe,
@@ -129,7 +129,7 @@ def run_rank(
     done = 0
     try:
         with pipeline.locked(shared=True):
-            for number in range(len(recipe.stages)):
+            for number in range(len(pipeline.stages)):
                 report = pipeline.run_stage(number, runner, (rank, world_size))
                 done += report.done
                 if report.left and pipeline.waits_after(number, report):
@@ -146,6 +146,7 @@ class Pipeline:
         if output_dir.exists() and not output_dir.is_dir():
             raise ConfigError("the output folder is a file", where=output_dir, fix="Name another folder.")
         self.recipe = recipe
+        self.stages: tuple[Stage, ...] = (*recipe.stages, recipe.finish)
         self.output_dir = output_dir
         self.command = command
         library, files = recipe.first.find_files(leave_out=output_dir)
@@ -156,7 +157,7 @@ class Pipeline:
         self.runs: list[StageRun] = []
         inputs: tuple[Shard, ...] = ()
         marks = [shard.fingerprint() for shard in self.sources]
-        for number, stage in enumerate(recipe.stages):
+        for number, stage in enumerate(self.stages):
             marks = stage.fingerprints(marks, (recipe.keep_dropped, quarantine))
             folder = output_dir / STAGES / f"{number:02d}-{stage.kind}"
             outputs = tuple(Shard(folder, shard, len(marks), mark) for shard, mark in enumerate(marks))
@@ -207,7 +208,7 @@ class Pipeline:
         Raises:
             DataError: A source is not as large as the manifest beside it records.
         """
-        for pattern in (".*.jsonl*.tmp", ".manifest.json.*.tmp", f"{STAGES}/*/.*.tmp"):
+        for pattern in (".documents-*.tmp", ".*.jsonl*.tmp", ".manifest.json.*.tmp", f"{STAGES}/*/.*.tmp"):
             for left in self.output_dir.glob(pattern):
                 left.unlink()
         size = sum(file.size_bytes for file in self.files)
@@ -219,11 +220,11 @@ class Pipeline:
     def waits_after(self, number: int, report: RankReport) -> bool:
         """Whether a rank can do nothing more: the next stage needs all shards, or its own are not there."""
         is_last_phase = report.is_last_phase
-        return not is_last_phase or number + 1 == len(self.runs) or self.recipe.stages[number + 1].is_barrier
+        return not is_last_phase or number + 1 == len(self.runs) or self.stages[number + 1].is_barrier
 
     def run_stage(self, number: int, runner: AnyRunner, rank: tuple[int, int] | None = None) -> RankReport:
         """Does what is missing of a stage, or of a rank's share of it."""
-        stage, run = self.recipe.stages[number], self.runs[number]
+        stage, run = self.stages[number], self.runs[number]
         run.folder.mkdir(parents=True, exist_ok=True)
         markers = Markers(run.folder)
         if not pending(run.last_tasks(run.outputs), markers):

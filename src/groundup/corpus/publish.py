@@ -1,5 +1,6 @@
 """The end of a run: the last shards become a corpus folder, whose manifest counts what became of the rest."""
 
+import collections
 import contextlib
 import shutil
 from collections.abc import Sequence
@@ -12,13 +13,14 @@ from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Markers
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
-from groundup.core.manifest import describe_files, write_manifest
+from groundup.core.manifest import FileRecord, describe_files, write_manifest
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusAbout, CorpusCounts, CorpusManifest
 from groundup.corpus.decontaminate import Decontaminate
 from groundup.corpus.duplicate_ids import ids_path, judge_duplicate_ids
 from groundup.corpus.import_sources import quarantine_name
 from groundup.corpus.overlap_report import Overlaps
+from groundup.corpus.profile import ProfileTally
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import Tally
@@ -83,7 +85,7 @@ def publish(
 
     Args:
         recipe: Whose run this is.
-        runs: Its stages, all done.
+        runs: Its stages, all done, and ``Finish``.
         files: The sources.
         output_dir: The folder.
         fingerprint: Of the recipe and the sources.
@@ -92,24 +94,28 @@ def publish(
     Raises:
         DataError: No document is left.
     """
-    counts = _counts(runs, bad)
+    *runs, finish = runs
+    counts = _counts(recipe, runs, finish, bad)
     if not counts.documents:
         raise _nothing_left(recipe, counts)
     (output_dir / MANIFEST).unlink(missing_ok=True)  # from here on the old corpus is gone
-    for path in output_dir.glob("documents-*.jsonl.zst"):
-        path.unlink()
-    for shard in runs[-1].outputs:
-        _place(shard.path, output_dir / shard.path.name)
+    for ending in ("jsonl.zst", "parquet"):
+        for path in output_dir.glob(f"documents-*.{ending}"):
+            path.unlink()
+    shards = recipe.finish.paths(finish)
+    for shard in shards:
+        _place(shard, output_dir / shard.name)
     with atomic_write(output_dir / EXCLUDED) as excluded:
         for run in runs:
-            for shard in run.outputs:
-                append_range(excluded, shard.excluded_path)
-    names = [shard.path.name for shard in runs[-1].outputs]
+            for dropped in run.outputs:
+                append_range(excluded, dropped.excluded_path)
+    records = [FileRecord(**result["file"]) for result in results_of(finish)]
+    files_of_documents = dict(zip((shard.name for shard in shards), records, strict=True))
     manifest = CorpusManifest(
         fingerprint=fingerprint,
         inputs=describe_sources(files),
         counts=counts,
-        files=describe_files(output_dir, [*names, EXCLUDED]),
+        files=files_of_documents | describe_files(output_dir, [EXCLUDED]),
         about=CorpusAbout(recipe=to_dict(recipe)),
         overlaps=_overlaps(recipe, runs, files),
     )
@@ -123,6 +129,7 @@ def tidy(run: StageRun) -> None:
     for shard in run.outputs:
         own |= {
             shard.path.name,
+            f"{shard.name}.parquet",
             shard.excluded_path.name,
             quarantine_name(shard),
             ids_path(shard).name,
@@ -145,20 +152,31 @@ def remove_stages(stages_dir: Path, keep: Sequence[StageRun]) -> None:
         shutil.rmtree(stages_dir)
 
 
-def _counts(runs: Sequence[StageRun], bad: BadRecords) -> CorpusCounts:
-    tally = Tally()
+def _counts(recipe: Recipe, runs: Sequence[StageRun], finish: StageRun, bad: BadRecords) -> CorpusCounts:
+    edited: collections.Counter[str] = collections.Counter()
     dropped: list[dict[str, Any]] = []
-    for run in runs:
-        of_stage = Tally()
+    stages: list[dict[str, Any]] = []
+    for number, (stage, run) in enumerate(zip(recipe.stages, runs, strict=True)):
+        tally = Tally()
         for result in results_of(run):
-            of_stage.add(result)
-        dropped += of_stage.counts()["dropped"]
-        tally.documents, tally.bytes = of_stage.documents, of_stage.bytes
-        for rule, count in of_stage.edited.items():
-            tally.edited[rule] = tally.edited.get(rule, 0) + count
+            tally.add(result)
+        counts = tally.counts()
+        dropped += [{"stage": number, **entry} for entry in counts.pop("dropped")]
+        edited.update(counts["edited"])
+        stages.append({"kind": stage.kind, **counts})
     first = results_of(runs[0])
     read = {name: sum(result[name] for result in first) for name in ("documents_read", "bytes_read")}
-    tree = {**tally.counts(), **read, "dropped": dropped, "bad_records": to_dict(bad.counts())}
+    tree = {
+        **read,
+        "documents": stages[-1]["documents"],
+        "bytes": stages[-1]["bytes"],
+        "edited": dict(sorted(edited.items())),
+        "dropped": dropped,
+        "bad_records": to_dict(bad.counts()),
+        "stages": stages,
+        "read_profile": _profile(first),
+        "profile": _profile(results_of(finish)),
+    }
     return from_dict(CorpusCounts, tree, where=runs[0].folder)
 
 
@@ -171,6 +189,13 @@ def _overlaps(recipe: Recipe, runs: Sequence[StageRun], files: Sequence[SourceFi
             checksums = {entry.checksum for entry in found}
             known = (*(entry for entry in known or () if entry.checksum not in checksums), *found)
     return known
+
+
+def _profile(results: Results) -> dict[str, Any]:
+    tally = ProfileTally()
+    for result in results:
+        tally.add(result["profile"])
+    return tally.counts()
 
 
 def _place(shard: Path, path: Path) -> None:

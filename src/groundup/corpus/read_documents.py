@@ -1,4 +1,4 @@
-"""Reading documents: text files and JSONL, compressed or not, and Parquet; one document at a time."""
+"""Reading documents: text, JSONL and pages, compressed or not, Parquet and Arrow; one document at a time."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 from groundup.core.compressed import RecordedFile
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.document import Document
+from groundup.corpus.extraction.limits import ExtractionFailure
+from groundup.corpus.extraction.page_reader import PageExtractor
 from groundup.corpus.line_blocks import MalformedRecord
 from groundup.corpus.parquet import plain
 from groundup.corpus.recorded import CorpusManifests
@@ -24,7 +26,9 @@ def read_documents(
     ``.json`` or ``.ndjson`` file is one document: its id is the field ``id`` or else ``file:line``, its
     url the field ``url``, and every further field goes to ``meta`` (the fields of an object ``meta``
     are taken up into it, so that a written corpus reads back as it was). Endings ``.gz`` and ``.zst``
-    are decompressed. A row of a ``.parquet`` file is a document like a line, its columns being the fields.
+    are decompressed. A row of a ``.parquet`` or ``.arrow`` file is a document like a line, its columns being
+    the fields. A page of a ``.warc`` file, and an ``.html`` file, is a document of its main text, which is
+    empty where none is found.
     Blank lines are passed over. ``meta["origin"]`` is the ``file:line`` or file.
 
     Args:
@@ -48,12 +52,18 @@ def read_files(
 ) -> Iterator[Document]:
     """Like ``read_documents``, of files already found; ``on_read`` is told the bytes taken from disk."""
     manifests = CorpusManifests()
-    for file in files:
-        recorded = manifests.hold(file, bad_records)
-        source = SourceRange(file, file.size_bytes)
-        yield from read_range(
-            source, text_key=text_key, bad_records=bad_records, on_read=on_read, recorded=recorded
-        )
+    with PageExtractor() as pages:
+        for file in files:
+            recorded = manifests.hold(file, bad_records)
+            source = SourceRange(file, file.size_bytes)
+            yield from read_range(
+                source,
+                text_key=text_key,
+                bad_records=bad_records,
+                on_read=on_read,
+                recorded=recorded,
+                pages=pages,
+            )
 
 
 def read_range(
@@ -63,6 +73,8 @@ def read_range(
     bad_records: BadRecords,
     on_read: Callable[[int], None] | None = None,
     recorded: RecordedFile | None = None,
+    pages: PageExtractor | None = None,
+    on_failure: Callable[[Document, ExtractionFailure], None] | None = None,
 ) -> Iterator[Document]:
     """Like ``read_files``, of a file or a range of it.
 
@@ -72,10 +84,13 @@ def read_range(
         bad_records: Takes what is no document.
         on_read: Told the bytes taken from disk.
         recorded: What a manifest records of the file.
+        pages: What makes documents of pages.
+        on_failure: Gets those without main text, which otherwise are yielded without text.
     """
     path, name = printable(source.file.path), source.file.name
     is_rows = form_of(source.file.path) == "rows"
-    for line, fields, raw, problem in RecordReader(source, text_key, on_read=on_read, recorded=recorded):
+    reader = RecordReader(source, text_key, on_read=on_read, recorded=recorded, pages=pages)
+    for line, fields, raw, problem, failure in reader:
         origin, default_id = (f"{path}:{line}", f"{name}:{line}") if line else (path, name)
         try:
             if problem:
@@ -91,7 +106,10 @@ def read_range(
             bad_records.add(origin, error.reason, detail=error.detail, record=raw)
             continue
         bad_records.add_good()
-        yield document
+        if failure and on_failure:
+            on_failure(document, failure)
+        else:
+            yield document
 
 
 def _id_of(record: dict[str, Any], default: str) -> str:

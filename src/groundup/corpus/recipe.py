@@ -9,9 +9,11 @@ import pydantic
 from groundup.core.config import config
 from groundup.corpus.bad_records import BadRecordPolicy
 from groundup.corpus.filters import Filter, FixUnicode, NormalizeWhitespace
+from groundup.corpus.finish import Finish, ShardFormat
 from groundup.corpus.stages import AnyStage, Clean, ExactDedup, Import, Shuffle
 
 _SMALL_SHARD_BYTES = 1 << 22
+_SMALL_PAGES_BYTES = 1 << 20  # to find their main text takes much longer than to read them
 _SHARD_BYTES = 1 << 26
 _FEW_SHARDS = 64
 
@@ -23,13 +25,14 @@ class Recipe:
     Attributes:
         stages: What is done, in this order; the first is an ``import``.
         num_shards: Files that each stage writes, and tasks that it is cut into. None takes one for every 4
-            MB of the sources up to 64, and beyond 4 GB one for every 64 MB. The documents and their order do
-            not depend on it.
+            MB of the sources (1 MB of pages alone) up to 64, and beyond 4 GB one for every 64 MB. The
+            documents and their order do not depend on it.
         bad_records: What to do with records that cannot be read.
         keep_dropped: Keep dropped documents whole, with their metadata, instead of their first 200
             characters.
         keep_stages: Keep what every stage has written when all is done, so that a change of a later stage
             does not begin anew; takes as much disk again for each stage.
+        format: Of the files of documents: ``jsonl`` (JSON lines, compressed with Zstandard) or ``parquet``.
     """
 
     stages: Annotated[tuple[AnyStage, ...], pydantic.Field(min_length=1)]
@@ -37,6 +40,7 @@ class Recipe:
     bad_records: BadRecordPolicy = BadRecordPolicy()
     keep_dropped: bool = False
     keep_stages: bool = True
+    format: ShardFormat = "jsonl"
 
     def __post_init__(self) -> None:
         kinds = [stage.kind for stage in self.stages]
@@ -50,11 +54,17 @@ class Recipe:
         assert isinstance(stage, Import), "__post_init__ has looked"
         return stage
 
+    @property
+    def finish(self) -> Finish:
+        """What is done to the shards of the last stage."""
+        return Finish(format=self.format)
+
     def number_of_shards(self, size_bytes: int) -> int:
         """The number of shards for sources of a size, which does not depend on the machine."""
         if self.num_shards is not None:
             return self.num_shards
-        small = min(_FEW_SHARDS, -(-size_bytes // _SMALL_SHARD_BYTES))
+        small_bytes = _SMALL_PAGES_BYTES if self.first.pages.only else _SMALL_SHARD_BYTES
+        small = min(_FEW_SHARDS, -(-size_bytes // small_bytes))
         return max(1, small, -(-size_bytes // _SHARD_BYTES))
 
 

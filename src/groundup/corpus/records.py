@@ -1,5 +1,6 @@
-"""The one reader of records: JSON lines, the rows of Parquet files and text files, in whole or by range."""
+"""The one reader of records: JSON lines, rows of tables, text files and pages, in whole or by range."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,10 +9,16 @@ import orjson
 from groundup.core.compressed import DamagedFile, RecordedFile
 from groundup.corpus import line_blocks
 from groundup.corpus.bad_records import DAMAGED_FILE
+from groundup.corpus.extraction.limits import ExtractionFailure
+from groundup.corpus.extraction.main_text import WebPage
+from groundup.corpus.extraction.page_reader import PageExtractor
+from groundup.corpus.html_folder import read_html
 from groundup.corpus.line_blocks import LineBlocks, MalformedRecord, OnRead, decompressed, lines_in
-from groundup.corpus.parquet import DamagedParquet, read_rows
+from groundup.corpus.parquet import read_rows
 from groundup.corpus.source_ranges import SourceRange
 from groundup.corpus.sources import form_of
+from groundup.corpus.text_key import proposed_key
+from groundup.corpus.warc import read_warc
 
 
 class Record(NamedTuple):
@@ -24,12 +31,14 @@ class Record(NamedTuple):
             text key. Empty where the record is malformed.
         raw: The bytes that were read, where the record is a line or a malformed text file.
         problem: What is wrong with it.
+        failure: Why a page gives no text; then its text is empty.
     """
 
     line: int
     fields: dict[str, Any]
     raw: bytes
     problem: MalformedRecord | None
+    failure: ExtractionFailure | None = None
 
 
 class RecordReader:
@@ -42,6 +51,7 @@ class RecordReader:
             for all.
         on_read: Told the bytes taken from disk.
         recorded: What the whole file must be, by a manifest.
+        pages: What makes a document of a page; None takes one for this file alone.
 
     Attributes:
         lines: When all is read: the number of the last line.
@@ -58,6 +68,7 @@ class RecordReader:
         *,
         on_read: OnRead | None = None,
         recorded: RecordedFile | None = None,
+        pages: PageExtractor | None = None,
     ) -> None:
         self.lines = source.lines_before
         self._source = source
@@ -65,15 +76,41 @@ class RecordReader:
         self._columns = columns
         self._on_read = on_read or (lambda size: None)
         self._recorded = recorded
+        self._pages = pages
 
     def __iter__(self) -> Iterator[Record]:
-        match form_of(self._source.file.path):
+        form = form_of(self._source.file.path)
+        if self._pages:
+            form = self._pages.settings.form(form)
+        match form:
             case "lines":
                 yield from self._lines()
             case "text":
                 yield self._text()
             case "rows":
                 yield from self._rows()
+            case _:
+                yield from self._documents_of_pages()
+
+    def _documents_of_pages(self) -> Iterator[Record]:
+        with contextlib.nullcontext(self._pages) if self._pages else PageExtractor() as extract:
+            try:
+                for page in read_pages(self._source, self._on_read):
+                    self.lines = page.number
+                    yield self._of_page(page, extract)
+            except DamagedFile as error:
+                yield Record(self.lines, {}, b"", MalformedRecord(DAMAGED_FILE, error.what))
+            except MalformedRecord as error:
+                yield Record(self.lines, {}, b"", error)
+
+    def _of_page(self, page: WebPage, extract: PageExtractor) -> Record:
+        try:
+            document = extract(page)
+        except ExtractionFailure as failure:
+            fields = {**page.meta, "id": page.id, "url": page.url, self._text_key: ""}
+            return Record(page.number, fields, b"", None, failure)
+        fields = {**document.meta, "id": document.id, "url": document.url, self._text_key: document.text}
+        return Record(page.number, fields, b"", None)
 
     def _text(self) -> Record:
         with decompressed(self._source.file.path, on_read=self._on_read, recorded=self._recorded) as stream:
@@ -96,7 +133,7 @@ class RecordReader:
                     self.lines += 1
                     yield Record(self.lines, fields, b"", None)
                 self._on_read(round(share * source.size_bytes))
-        except DamagedParquet as error:
+        except DamagedFile as error:
             yield Record(self.lines + 1, {}, b"", MalformedRecord(DAMAGED_FILE, error.what))
 
     def _lines(self) -> Iterator[Record]:
@@ -119,6 +156,20 @@ class RecordReader:
                     self.lines = first + lines_in(content)
 
 
+def read_pages(source: SourceRange, on_read: OnRead = lambda size: None) -> Iterator[WebPage]:
+    """The pages of a WARC file or a range of it, or the page of an HTML file.
+
+    Raises:
+        DamagedFile: It breaks off; what was yielded is good.
+        MalformedRecord: The page is too long.
+        DataError: The file cannot be read.
+    """
+    if form_of(source.file.path) == "warc":
+        yield from read_warc(source.file.path, source.begin, source.end, on_read)
+    else:
+        yield read_html(source.file, on_read)
+
+
 def _record_of_line(number: int, line: bytes) -> Record:
     try:
         return Record(number, _object_of(line), line, None)
@@ -134,7 +185,9 @@ def text_under(text_key: str, fields: Mapping[str, Any]) -> str:
     """
     if text_key not in fields:
         keys = ", ".join(list(fields)[:8]) or "none"
-        raise MalformedRecord("no text key", f"no key {text_key!r}; the keys are: {keys}")
+        near = proposed_key(text_key, fields)
+        hint = f"; the text may be under {near!r}" if near else ""
+        raise MalformedRecord("no text key", f"no key {text_key!r}; the keys are: {keys}{hint}")
     text = fields[text_key]
     if isinstance(text, str):
         return text

@@ -1,5 +1,6 @@
 """What building a corpus read, kept and dropped, counted as it goes and kept in the manifest."""
 
+import collections
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,13 +46,14 @@ class CorpusReport:
 
     @property
     def documents_paths(self) -> list[Path]:
-        """The files of documents, one JSON object a line, compressed with Zstandard."""
+        """The files of documents: JSON lines compressed with Zstandard, or Parquet."""
         return [self.output_dir / name for name in self.files]
 
     @property
     def documents_glob(self) -> Path:
         """What means these files on a command line."""
-        return self.documents_paths[0] if len(self.files) == 1 else self.output_dir / "documents-*.jsonl.zst"
+        paths = self.documents_paths
+        return paths[0] if len(paths) == 1 else self.output_dir / f"documents-*{''.join(paths[0].suffixes)}"
 
     def table(self) -> str:
         """The report as a few aligned lines: documents, bytes, share of the bytes read."""
@@ -92,16 +94,16 @@ class Tally:
         self.documents = 0
         self.bytes = 0
         self.edited: dict[str, int] = {}
-        self._dropped: dict[tuple[str, str], tuple[int, int, list[str]]] = {}
+        self._dropped: dict[tuple[str, str], tuple[int, int, list[str], collections.Counter[str]]] = {}
 
     def keep(self, size_bytes: int) -> None:
         """Counts a document that is kept."""
         self.documents += 1
         self.bytes += size_bytes
 
-    def drop(self, rule: str, reason: str, document_id: str, size_bytes: int) -> None:
+    def drop(self, rule: str, reason: str, document_id: str, size_bytes: int, detail: str = "") -> None:
         """Counts a dropped document."""
-        self._drop(rule, reason, 1, size_bytes, [document_id])
+        self._drop(rule, reason, 1, size_bytes, [document_id], {detail: 1} if detail else {})
 
     def edit(self, rule: str) -> None:
         """Counts a document that a filter changed."""
@@ -114,7 +116,7 @@ class Tally:
         for rule, count in result["edited"].items():
             self.edited[rule] = self.edited.get(rule, 0) + count
         for entry in result["dropped"]:
-            self._drop(entry["rule"], entry["reason"], entry["documents"], entry["bytes"], entry["examples"])
+            self._drop(**entry)
 
     def counts(self) -> dict[str, Any]:
         """Everything counted, as JSON-like values."""
@@ -123,12 +125,28 @@ class Tally:
             "bytes": self.bytes,
             "edited": dict(sorted(self.edited.items())),
             "dropped": [
-                {"rule": rule, "reason": reason, "documents": count, "bytes": size, "examples": examples}
-                for (rule, reason), (count, size, examples) in sorted(self._dropped.items())
+                {
+                    "rule": rule,
+                    "reason": reason,
+                    "documents": count,
+                    "bytes": size,
+                    "examples": examples,
+                    "details": dict(sorted(details.items())),
+                }
+                for (rule, reason), (count, size, examples, details) in sorted(self._dropped.items())
             ],
         }
 
-    def _drop(self, rule: str, reason: str, documents: int, size_bytes: int, examples: list[str]) -> None:
-        count, size, shown = self._dropped.get((rule, reason), (0, 0, []))
+    def _drop(
+        self,
+        rule: str,
+        reason: str,
+        documents: int,
+        bytes: int,  # noqa: A002  # the name in the manifest
+        examples: list[str],
+        details: Mapping[str, int],
+    ) -> None:
+        count, size, shown, found = self._dropped.get((rule, reason), (0, 0, [], collections.Counter()))
+        found.update(details)
         shown = [*shown, *examples][:_NUM_EXAMPLES]
-        self._dropped[rule, reason] = (count + documents, size + size_bytes, shown)
+        self._dropped[rule, reason] = (count + documents, size + bytes, shown, found)

@@ -83,16 +83,19 @@ class ShardWriter:
         self.tally.keep(size_bytes)
         self._documents(line)
 
-    def drop(self, document: Document, rule: str, reason: str, because: str = "") -> None:
+    def drop(
+        self, document: Document, rule: str, reason: str, detail: str = "", *, because: str = ""
+    ) -> None:
         """Leaves a document out.
 
         Args:
             document: What is left out.
             rule: The stage or filter.
             reason: One of few.
-            because: What it was in this document.
+            detail: What is particular to some, by which they are counted too.
+            because: Which other document or evaluation item decided it.
         """
-        self.tally.drop(rule, reason, document.id, text_bytes(document.text))
+        self.tally.drop(rule, reason, document.id, text_bytes(document.text), detail)
         text = document.text if self._keep_dropped else document.text[:_SHOWN_CHARACTERS]
         line: dict[str, Any] = {
             "id": document.id,
@@ -101,6 +104,8 @@ class ShardWriter:
             "reason": reason,
             "text": text,
         }
+        if detail:
+            line["detail"] = detail
         if because:
             line["because"] = because
         if self._keep_dropped:

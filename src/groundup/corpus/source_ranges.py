@@ -5,8 +5,9 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from groundup.core.compressed import DamagedFile
 from groundup.core.manifest import fingerprint
-from groundup.corpus.parquet import DamagedParquet, row_groups
+from groundup.corpus.parquet import row_groups
 from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, form_of
 
 _MOST_FILES = 10_000
@@ -20,8 +21,8 @@ class SourceRange:
 
     Attributes:
         file: The file.
-        begin: First byte of a JSONL file (as it lies on disk, so of a compressed file a compressed byte), or
-            first row group of a Parquet file.
+        begin: First byte of a JSONL or WARC file (as it lies on disk, so of a compressed file a compressed
+            byte), or first row group of a Parquet file, or record batch of an Arrow file.
         end: One past the last; 0 for the end of the file. A line belongs to the range in which it begins.
         size_bytes: On disk; of a run of row groups, about.
         lines_before: Rows of a Parquet file before the range; lines of a plain JSONL file, where they were
@@ -111,7 +112,11 @@ def _ranges_of(file: SourceFile, part_bytes: int) -> Iterator[SourceRange]:
     form = form_of(file.path)
     if file.size_bytes > part_bytes:
         if form == "lines":
-            yield from _line_ranges(file, part_bytes)
+            is_compressed = file.path.suffix.lower() in COMPRESSED_ENDINGS
+            yield from _line_ranges(file, part_bytes, is_compressed=is_compressed)
+            return
+        if form == "warc":
+            yield from _line_ranges(file, part_bytes, is_compressed=True)
             return
         if form == "rows":
             yield from _row_ranges(file, part_bytes)
@@ -119,8 +124,7 @@ def _ranges_of(file: SourceFile, part_bytes: int) -> Iterator[SourceRange]:
     yield SourceRange(file, file.size_bytes)
 
 
-def _line_ranges(file: SourceFile, part_bytes: int) -> Iterator[SourceRange]:
-    is_compressed = file.path.suffix.lower() in COMPRESSED_ENDINGS
+def _line_ranges(file: SourceFile, part_bytes: int, *, is_compressed: bool) -> Iterator[SourceRange]:
     number = -(-file.size_bytes // part_bytes)
     if is_compressed:
         number = min(number, _MOST_COMPRESSED_RANGES)
@@ -133,7 +137,7 @@ def _line_ranges(file: SourceFile, part_bytes: int) -> Iterator[SourceRange]:
 def _row_ranges(file: SourceFile, part_bytes: int) -> Iterator[SourceRange]:
     try:
         groups = row_groups(file.path)
-    except DamagedParquet:  # counted as a bad record when it is read
+    except DamagedFile:  # counted as a bad record when it is read
         groups = []
     if len(groups) < 2:
         yield SourceRange(file, file.size_bytes)

@@ -11,6 +11,7 @@ from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.corpus.corpus_manifest import MANIFEST, find_corpus_manifest
+from groundup.corpus.dataset_folder import ARROW_ENDING, names_of_documents
 
 JSON_ENDINGS = frozenset({".jsonl", ".json", ".ndjson"})
 _PROSE = (".txt", ".text", ".md", ".markdown", ".rst", ".tex", ".org", ".adoc", ".log")
@@ -49,13 +50,34 @@ _CODE = (
     ".swift",
     ".cs",
 )
-_MARKUP = (".css", ".html", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".tsv", ".srt")
+_MARKUP = (".css", ".xml", ".yaml", ".yml", ".toml", ".ini", ".cfg", ".csv", ".tsv", ".srt")
 TEXT_ENDINGS = frozenset({*_PROSE, *_CODE, *_MARKUP})
 PARQUET_ENDING = ".parquet"
+HTML_ENDINGS = frozenset({".html", ".htm", ".xhtml"})
+WARC_ENDINGS = frozenset({".warc", ".wet"})
+_TABLE_ENDINGS = frozenset({PARQUET_ENDING, ARROW_ENDING})
+_PAGE_ENDINGS = HTML_ENDINGS | WARC_ENDINGS
+_READ_ENDINGS = TEXT_ENDINGS | JSON_ENDINGS | _TABLE_ENDINGS | _PAGE_ENDINGS
 COMPRESSED_ENDINGS = frozenset({".gz", ".zst"})
-_UNREADABLE_ENDINGS = {".arrow": "Arrow", ".zip": "zip", ".tar": "tar", ".xz": "xz"}
+_UNREADABLE_ENDINGS = {".zip": "zip", ".tar": "tar", ".xz": "xz"}
 _MAGIC = frozenset("*?[")
 _LISTED = 1000
+
+Form = Literal["lines", "text", "rows", "html", "warc"]
+"""How a file is read."""
+
+
+_LOOKED_FOR = {
+    False: (
+        "text, JSONL, Parquet, Arrow, WARC or HTML",
+        "Looked for *.txt, *.md, *.py and other text, *.jsonl, *.json, *.ndjson, *.html, *.warc, each also "
+        "with .gz or .zst, *.parquet, *.arrow; to read a file of another ending as text, name it or a glob.",
+    ),
+    True: (
+        "WARC or HTML",
+        "Looked for *.warc, *.wet, *.html, *.htm and *.xhtml, each also with .gz or .zst.",
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,23 +103,25 @@ def content_ending(path: PurePath) -> str:
     return inner.suffix.lower()
 
 
-def form_of(path: Path) -> Literal["lines", "text", "rows"]:
-    """Whether a file is read as JSON lines, as one text, or as the rows of a Parquet file.
+def form_of(path: Path) -> Form:
+    """How a file is read: JSON lines, one text, the rows of Parquet or Arrow, or one page or several.
 
     Raises:
         DataError: It is of a kind that is not read.
     """
     ending = content_ending(path)
     kind = _UNREADABLE_ENDINGS.get(ending) or _UNREADABLE_ENDINGS.get(path.suffix.lower())
-    if ending == PARQUET_ENDING and path.suffix.lower() != PARQUET_ENDING:
-        kind = "compressed Parquet"
+    if ending in _TABLE_ENDINGS and path.suffix.lower() != ending:
+        kind = f"compressed {ending[1:].capitalize()}"
     if kind:
         raise DataError(
             f"{kind} files are not read",
             where=path,
             fix="Convert it to JSONL, one object with the text a line, to Parquet, or to text files.",
         )
-    if ending == PARQUET_ENDING:
+    if ending in _PAGE_ENDINGS:
+        return "warc" if ending in WARC_ENDINGS else "html"
+    if ending in _TABLE_ENDINGS:
         return "rows"
     return "lines" if ending in JSON_ENDINGS else "text"
 
@@ -107,17 +131,21 @@ def find_files(sources: Sequence[Path]) -> list[Path]:
     return [source.path for source in find_source_files(sources)]
 
 
-def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None) -> list[SourceFile]:
+def find_source_files(
+    sources: Sequence[Path], *, leave_out: Path | None = None, only_pages: bool = False
+) -> list[SourceFile]:
     """The files that the sources mean, each once, in the order of the sources.
 
-    A folder means the text, JSONL and Parquet files in it and in its subfolders, sorted by relative path;
-    hidden ones, ``__pycache__`` and ``manifest.json`` are passed over, and so are files with other endings (a
-    log line counts them). A corpus folder, wherever it lies, means its documents. A glob (``*``, ``?``,
-    ``[...]``, ``**``) means the files it matches, sorted; a file means itself, whatever its ending.
+    A folder means the text, JSONL, Parquet, Arrow, WARC and HTML files in it and in its subfolders, sorted by
+    relative path; hidden ones, ``__pycache__`` and ``manifest.json`` are passed over, and so are files with
+    other endings (a log line counts them), and what describes a Hugging Face dataset. A folder of a corpus or
+    a crawl, wherever it lies, means its documents. A glob (``*``, ``?``, ``[...]``, ``**``) means the files
+    it matches, sorted; a file means itself, whatever its ending.
 
     Args:
         sources: Files, folders and globs.
         leave_out: A folder whose files are not taken (the output folder, when it lies in a source).
+        only_pages: Of folders, take WARC and HTML files and nothing else.
 
     Raises:
         DataError: A source is missing, unreadable or of no use, with what was looked for.
@@ -129,7 +157,7 @@ def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None)
     seen: set[Path] = set()
     for source in sources:
         try:
-            for path, name in _files_of(Path(source).expanduser()):
+            for path, name in _files_of(Path(source).expanduser(), only_pages):
                 real = path.resolve()
                 if real in seen or (hidden_from and real.is_relative_to(hidden_from)):
                     continue
@@ -151,10 +179,10 @@ def find_source_files(sources: Sequence[Path], *, leave_out: Path | None = None)
     return found
 
 
-def _files_of(source: Path) -> Iterator[tuple[Path, str]]:
+def _files_of(source: Path, only_pages: bool) -> Iterator[tuple[Path, str]]:
     """Each file of one source and its name within it."""
     if source.is_dir():
-        yield from _files_in(source)
+        yield from _files_in(source, only_pages)
     elif source.is_file():
         yield source, source.name
     elif source.exists():
@@ -181,7 +209,7 @@ def _files_of(source: Path) -> Iterator[tuple[Path, str]]:
         )
 
 
-def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
+def _files_in(folder: Path, only_pages: bool) -> Iterator[tuple[Path, str]]:
     taken: list[tuple[str, Path]] = []
     others: collections.Counter[str] = collections.Counter()
     visited: set[str] = set()
@@ -195,26 +223,28 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, str]]:
             folders.clear()
             continue
         visited.add(real)
+        is_crawl = ".crawl" in folders and any(name.startswith("documents-") for name in names)
+        if is_crawl and not only_pages:  # its documents; in warc are the same pages, as served
+            folders.clear()
         folders[:] = sorted(name for name in folders if not _passed_over(name))
         if MANIFEST in names and (corpus := find_corpus_manifest(Path(root))):
             folders.clear()
             names = corpus.documents
-        for name in names:
+        for name in names_of_documents(Path(root), names):
             path = Path(root, name)
             if _passed_over(name) or not path.is_file():
                 continue
-            if content_ending(path) in TEXT_ENDINGS | JSON_ENDINGS | {PARQUET_ENDING}:
+            if content_ending(path) in (_PAGE_ENDINGS if only_pages else _READ_ENDINGS):
                 taken.append((path.relative_to(folder).as_posix(), path))
             else:
                 others[content_ending(path) or "no ending"] += 1
     listed = ", ".join(f"{_unicode(ending)}: {count:,}" for ending, count in others.most_common(5))
     if not taken:
         raise DataError(
-            "no text, JSONL or Parquet file in the folder"
+            f"no {_LOOKED_FOR[only_pages][0]} file in the folder"
             + (f" (other endings: {listed})" if others else ""),
             where=folder,
-            fix="Looked for *.txt, *.md, *.py and other text, *.jsonl, *.json, *.ndjson, each also with "
-            ".gz or .zst, and *.parquet; to read a file of another ending as text, name it or a glob.",
+            fix=_LOOKED_FOR[only_pages][1],
         )
     if others:
         logger.info("%s: %s files with other endings passed over (%s)", folder, sum(others.values()), listed)

@@ -168,9 +168,9 @@ def _lines(sources: Sequence[Path], inputs: dict[str, str]) -> Iterator[str]:
     if not (named := [source for source in sources if source != STDIN]) and sources:
         return
     for source in find_source_files(named):
-        if form_of(source.path) == "rows":
+        if form_of(source.path) in ("rows", "warc"):
             raise DataError(
-                "Parquet holds no list of URLs",
+                f"{content_ending(source.path)[1:]} holds no list of URLs",
                 where=source.path,
                 fix='Write one URL a line, or JSON lines with "url".',
             )

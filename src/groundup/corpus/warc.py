@@ -8,61 +8,98 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from groundup.core.compressed import DamagedFile, open_decompressed
-from groundup.core.errors import DataError
+from groundup.core.compressed import DamagedFile
 from groundup.corpus.extraction.main_text import WebPage
+from groundup.corpus.line_blocks import OnRead, decompressed
 from groundup.corpus.sources import printable
 
 if TYPE_CHECKING:
     from fastwarc.warc import WarcRecord
 
-WARC_ENDINGS = frozenset({".warc", ".wet"})
 _PAGE_TYPES = ("text/html", "application/xhtml+xml", "text/plain", "")
 _NOT_KEPT = frozenset({b"content-encoding", b"transfer-encoding", b"content-length"})
 _MAX_RECORD_BYTES = 64 << 20
 
 
-def read_warc(path: Path) -> Iterator[WebPage]:
+def read_warc(
+    path: Path, begin: int = 0, end: int = 0, on_read: OnRead = lambda size: None
+) -> Iterator[WebPage]:
     """The pages of a file, in order: responses with status 200 of HTML or text, and texts of WET files.
 
     ``meta["origin"]`` is ``file:number``, the number counting all records; ``meta["fetched"]`` is the time of
-    the record.
+    the record. A page belongs to the range of the file that was reached when the reading of it began: whoever
+    reads one range reads all before it too, which takes little beside finding the main text of its pages.
 
     Args:
         path: Of a .warc or .wet file, plain or with .gz or .zst.
+        begin: First byte on disk of the range.
+        end: One past the last; 0 for the end of the file.
+        on_read: Told the bytes taken from disk.
 
     Raises:
-        DamagedFile: The compressed stream is cut off or damaged.
-        DataError: It is no WARC file.
+        DamagedFile: It is cut off or damaged, or no WARC file. What was yielded is good.
+        DataError: It cannot be read.
     """
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-    kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
-    where = printable(path)
-    with open_decompressed(path) as stream:
-        begin = stream.peek(5)[:5]  # type: ignore[attr-defined]
-        if begin and begin != b"WARC/":
-            raise DataError(f"begins with {begin!r}, not with WARC/", where=path, fix="Name WARC files only.")
+    disk = _Disk(begin, end or path.stat().st_size, on_read)
+    with decompressed(path, on_read=disk.advance) as stream:
+        head = stream.peek(5)[:5]  # type: ignore[attr-defined]
+        if head and head != b"WARC/":
+            raise DamagedFile(f"begins with {head!r}, not with WARC/", where=path)
         records = ArchiveIterator(
             _Readable(stream), record_types=WarcRecordType.any_type, parse_http=False, fsspec_args=False
         )
-        number = 0
+        began = number = 0
         try:
             for record in records:
                 number += 1
                 if "Content-Length" not in record.headers:
                     raise OSError("the header is not complete")
-                if record.record_type & kinds and record.content_length <= _MAX_RECORD_BYTES:
-                    yield from _page_of(record, path.name, f"{where}:{number}")
-        except OSError as error:
-            if error.errno is not None:
+                if end and began >= end:
+                    return
+                # Read alike by all ranges, so that all agree where the next record begins.
+                if record.content_length <= _MAX_RECORD_BYTES:
+                    record.freeze()
+                else:
+                    record.reader.consume()
+                if began >= begin:
+                    yield from _page_of(record, path.name, f"{printable(path)}:{number}", number)
+                began = disk.at
+        except (OSError, DamagedFile) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            if began < begin:
+                return  # told by the range in which it is
+            if isinstance(error, DamagedFile):
                 raise
             raise DamagedFile(f"damaged in or after record {number} ({error})", where=path) from None
 
 
-def _page_of(record: "WarcRecord", name: str, origin: str) -> Iterator[WebPage]:
+class _Disk:
+    """Counts the bytes taken from disk, and reports those of a range."""
+
+    def __init__(self, begin: int, end: int, on_read: OnRead) -> None:
+        self.at = 0
+        self._left = end - begin
+        self._begin = begin
+        self._on_read = on_read
+
+    def advance(self, size: int) -> None:
+        self.at += size
+        if self.at > self._begin:
+            reported = min(size, self._left)
+            self._left -= reported
+            self._on_read(reported)
+
+
+def _page_of(record: "WarcRecord", name: str, origin: str, number: int) -> Iterator[WebPage]:
     """The page of a record, if it is one."""
-    record.freeze()
+    from fastwarc.warc import WarcRecordType
+
+    kinds = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.conversion
+    if not record.record_type & kinds or record.content_length > _MAX_RECORD_BYTES:
+        return
     if str(record.content_length) != (record.headers.get("Content-Length") or "").strip():
         raise OSError("it ends early")
     content_type = record.headers.get("Content-Type") or ""
@@ -75,7 +112,7 @@ def _page_of(record: "WarcRecord", name: str, origin: str) -> Iterator[WebPage]:
         url = (record.headers.get("WARC-Target-URI") or "").strip("<>")
         meta = {"origin": origin, "fetched": record.headers.get("WARC-Date") or ""}
         body = record.reader.read(_MAX_RECORD_BYTES)
-        yield WebPage(url or f"{name}:{origin.rpartition(':')[2]}", url, body, content_type, meta)
+        yield WebPage(url or f"{name}:{number}", url, body, content_type, meta, number)
 
 
 class _Readable:

@@ -10,7 +10,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from groundup import __version__
-from groundup.serve import chat, completions, megatron_api
+from groundup.serve import chat, completions, megatron_api, playground_page
 from groundup.serve.openai_requests import ChatFields, CompletionFields
 from groundup.serve.refusal import ERRORS, Refusal, field_name, json_response, refused
 from groundup.serve.request_guard import RequestGuard
@@ -55,6 +55,9 @@ def build_app(service: Service) -> FastAPI:
 
 
 def _add_routes(app: FastAPI, service: Service) -> None:
+    for path in playground_page.PATHS:
+        app.add_api_route(path, _page, include_in_schema=False)
+
     @app.put("/api", openapi_extra=megatron_api.OPENAPI, responses=megatron_api.RESPONSES)
     async def api(http: Request) -> Response:
         """Completes prompts by Megatron-LM's protocol."""
@@ -92,6 +95,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def metrics() -> Response:
         """Reports figures to Prometheus."""
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
+
+
+async def _page(http: Request) -> Response:
+    return playground_page.page_file(http.url.path)
 
 
 def _model(service: Service) -> dict[str, Any]:

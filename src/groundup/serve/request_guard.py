@@ -5,10 +5,11 @@ import hmac
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from groundup.serve import playground_page
 from groundup.serve.refusal import Refusal
 from groundup.serve.service import Service
 
-OPEN_PATHS = frozenset({"/", "/health"})
+OPEN_PATHS = frozenset({"/health"}) | playground_page.PATHS
 """What is answered without the key."""
 
 _WITH_BODY = ("POST", "PUT", "PATCH", "DELETE")

@@ -18,6 +18,7 @@ import pytest
 from groundup.cli.crawl import crawl as crawl_verb
 from groundup.core.compressed import open_decompressed
 from groundup.core.errors import ConfigError, DataError, MachineError
+from groundup.core.executor.tasks import SerialRunner
 from groundup.core.folder_lock import locked_folder
 from groundup.core.manifest import find_damage, read_manifest
 from groundup.corpus.crawl import crawl_loop
@@ -26,9 +27,12 @@ from groundup.corpus.crawl.crawler import CrawlManifest, crawl
 from groundup.corpus.crawl.frontier import Frontier, Visit
 from groundup.corpus.crawl.journal import Journal
 from groundup.corpus.document import from_json_line
-from groundup.corpus.extraction.extract_files import ExtractConfig, extract_files
 from groundup.corpus.extraction.main_text import WebPage, extract_document
+from groundup.corpus.extraction.page_reader import PageReading
+from groundup.corpus.import_sources import Import
 from groundup.corpus.page_outcomes import Outcome
+from groundup.corpus.pipeline import run_recipe
+from groundup.corpus.recipe import Recipe
 from groundup.corpus.warc import read_warc
 from tests.web_server import WebServer, html
 
@@ -357,12 +361,9 @@ def test_pages_kept_raw_give_the_same_documents(server, config, tmp_path):
     assert crawl(config(urls)).by_kind == {"document": 7}
     assert crawl(config(urls, out="raw", engine="none")).by_kind == {"page kept": 7}
     assert not list((tmp_path / "raw").glob("documents*"))
-    counts = extract_files(
-        ExtractConfig(
-            sources=(tmp_path / "raw",), output_dir=tmp_path / "texts", engine="resiliparse", workers=1
-        )
-    )
-    assert counts.by_kind == {"document": 7}
+    first = Import(sources=(tmp_path / "raw",), pages=PageReading(engine="resiliparse"))
+    report = run_recipe(Recipe(stages=(first,)), tmp_path / "texts", SerialRunner())
+    assert (report.counts.documents_read, report.counts.documents) == (7, 7)
     texts = {document.id: document.text for document in documents(tmp_path / "pages")}
     extracted = documents(tmp_path / "texts")
     assert {document.id: document.text for document in extracted} == texts

@@ -10,15 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from groundup.cli.crawl import extract
+from groundup.cli.corpus_import import extract
+from groundup.cli.corpus_steps import StepOptions
 from groundup.core.compressed import DamagedFile, open_decompressed
 from groundup.core.errors import DataError
 from groundup.core.manifest import find_damage, read_manifest
+from groundup.corpus.corpus_manifest import CorpusManifest
 from groundup.corpus.document import Document, from_json_line
 from groundup.corpus.extraction.charset import decode_page
-from groundup.corpus.extraction.extract_files import ExtractManifest
+from groundup.corpus.extraction.limits import ExtractionFailure, ExtractionLimits
 from groundup.corpus.extraction.main_text import WebPage, extract_document
-from groundup.corpus.extraction.worker_pool import ExtractionFailure, ExtractionLimits, ExtractionPool
+from groundup.corpus.extraction.worker_pool import ExtractionPool
 from groundup.corpus.warc import read_warc
 from tests.web_server import html
 
@@ -162,41 +164,44 @@ def write_pages(folder):
     (folder / "notes.txt").write_text("no page")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_folder_of_html_is_extracted_in_order(tmp_path, capsys, workers):
-    write_pages(tmp_path / "in")
-    extract(tmp_path / "in", out=tmp_path / "out", workers=workers, documents_per_shard=1)
-    assert [path.name for path in sorted((tmp_path / "out").glob("*.zst"))] == [
-        "documents-00000.jsonl.zst", "documents-00001.jsonl.zst",
-    ]  # fmt: skip
+def documents_in(folder):
     found = []
-    for path in sorted((tmp_path / "out").glob("*.zst")):
+    for path in sorted(folder.glob("documents-*.zst")):
         with open_decompressed(path) as stream:
             found += map(from_json_line, stream)
+    return found
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_of_html_is_extracted_in_order(tmp_path, capsys, workers):
+    write_pages(tmp_path / "in")
+    extract(tmp_path / "in", step=StepOptions(out=tmp_path / "out", workers=workers, num_shards=2))
+    assert [path.name for path in sorted((tmp_path / "out").glob("documents*"))] == [
+        "documents-00000-of-00002.jsonl.zst", "documents-00001-of-00002.jsonl.zst",
+    ]  # fmt: skip
+    found = documents_in(tmp_path / "out")
     assert [document.id for document in found] == ["a.html", "sub/b.htm.gz"]
     assert [document.meta["origin"] for document in found] == [
         str(tmp_path / "in" / "a.html"), str(tmp_path / "in" / "sub" / "b.htm.gz"),
     ]  # fmt: skip
     assert RUSSIAN.strip() in found[1].text and found[1].meta["charset"] == "cp1251"
-    assert "no main text" in (printed := capsys.readouterr().out) and "sub/c.xhtml" in printed
-    manifest = read_manifest(tmp_path / "out" / "manifest.json", ExtractManifest)
-    assert manifest.counts == {"pages": 3, "document": 2, "no main text": 1}
+    assert "extract: no main text" in (printed := capsys.readouterr().out) and "sub/c.xhtml" in printed
+    manifest = read_manifest(tmp_path / "out" / "manifest.json", CorpusManifest)
+    assert (manifest.counts.documents_read, manifest.counts.documents) == (3, 2)
     assert find_damage(tmp_path / "out", manifest.files) is None
-    extract(tmp_path / "in", out=tmp_path / "out", workers=1)
-    assert len(list((tmp_path / "out").glob("*.zst"))) == 1  # none is left of the run before
+    extract(tmp_path / "in", step=StepOptions(out=tmp_path / "out", workers=0))
+    assert len(list((tmp_path / "out").glob("documents*"))) == 1  # none is left of the run before
 
 
 def test_what_holds_no_page_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("a text")
+    step = StepOptions(out=tmp_path / "out", workers=0)
     with pytest.raises(DataError, match="no WARC or HTML file in the folder"):
-        extract(tmp_path / "in", out=tmp_path / "out")
+        extract(tmp_path / "in", step=step)
     (tmp_path / "in" / "a.warc").write_bytes(b"")
-    with pytest.raises(DataError, match="no page is in the files"):
-        extract(tmp_path / "in", out=tmp_path / "out", workers=1)
-    (tmp_path / "out").mkdir(exist_ok=True)
-    (tmp_path / "out" / "manifest.json").write_text('{"kind": "corpus", "format_version": 1}')
-    with pytest.raises(DataError, match="holds 'corpus'"):
-        extract(tmp_path / "in", out=tmp_path / "out")
+    with pytest.raises(DataError, match="no document is left of 0: the files are empty"):
+        extract(tmp_path / "in", step=step)
 
 
 def record(kind, content, **headers):

@@ -53,8 +53,9 @@ def documents(report: CorpusReport) -> list[dict]:
 
 
 def content(output_dir: Path) -> dict[str, bytes]:
-    """The files of a corpus folder, without what the stages have left."""
-    return {path.name: path.read_bytes() for path in output_dir.iterdir() if path.is_file()}
+    """The files of a corpus folder, without its page and what the stages have left."""
+    files = [path for path in output_dir.iterdir() if path.is_file() and path.name != "report.html"]
+    return {path.name: path.read_bytes() for path in files}
 
 
 def made(recipe: Recipe, out: Path) -> CorpusReport:
@@ -234,14 +235,17 @@ def test_a_changed_stage_is_done_again_with_all_behind_it_and_nothing_else(tmp_p
         made(recipe, out)
         return {name.split("-")[0] for name, at in finished(out).items() if before.get(name) != at}
 
-    assert changed_by(recipe) == {"00", "01", "02", "03"}
+    assert changed_by(recipe) == {"00", "01", "02", "03", "04"}
     *others, shuffle = recipe.stages
     assert isinstance(shuffle, Shuffle)
-    assert changed_by(dataclasses.replace(recipe, stages=(*others, Shuffle(seed=8)))) == {"03"}
+    assert changed_by(dataclasses.replace(recipe, stages=(*others, Shuffle(seed=8)))) == {"03", "04"}
     first, clean, *rest = recipe.stages
     assert isinstance(clean, Clean)
     shorter = Clean(filters=(*clean.filters, Length(min_characters=9)))
-    assert changed_by(dataclasses.replace(recipe, stages=(first, shorter, *rest))) == {"01", "02", "03"}
+    assert changed_by(dataclasses.replace(recipe, stages=(first, shorter, *rest))) == {"01", "02", "03", "04"}
+    as_parquet = dataclasses.replace(recipe, stages=(first, shorter, *rest), format="parquet")
+    assert changed_by(as_parquet) == {"04"}
+    made(dataclasses.replace(as_parquet, format="jsonl"), out)
     # A file of one shard: that shard alone is read and cleaned, and the barriers follow.
     before = finished(out)
     (folder / "c19.txt").write_text("other")
@@ -250,7 +254,7 @@ def test_a_changed_stage_is_done_again_with_all_behind_it_and_nothing_else(tmp_p
     assert {name for name in again if name[:2] in ("00", "01")} == {
         f"{stage}/documents-00003-of-00004.done.json" for stage in ("00-import", "01-clean")
     }
-    assert len({name for name in again if name[:2] in ("02", "03")}) == 8
+    assert len({name for name in again if name[:2] in ("02", "03", "04")}) == 12
 
 
 def test_stages_that_the_recipe_has_no_longer_are_removed(source, tmp_path):
@@ -258,7 +262,9 @@ def test_stages_that_the_recipe_has_no_longer_are_removed(source, tmp_path):
     recipe = default_recipe([source])
     made(recipe, out)
     made(dataclasses.replace(recipe, stages=recipe.stages[:2]), out)
-    assert sorted(path.name for path in (out / ".stages").iterdir()) == ["00-import", "01-clean", "lock"]
+    assert sorted(path.name for path in (out / ".stages").iterdir()) == [
+        *("00-import", "01-clean", "02-finish", "lock")
+    ]
     made(dataclasses.replace(recipe, keep_stages=False), out)
     assert not (out / ".stages").exists()
 
@@ -353,7 +359,7 @@ def test_ranks_share_the_work_and_a_run_without_rank_ends_it(tmp_path):
     ):
         rounds += 1
         assert rounds < 10
-    assert last.stage == "03-shuffle" and not (out / "manifest.json").exists()
+    assert last.stage == "04-finish" and not (out / "manifest.json").exists()
     made(recipe, out)
     assert content(out) == content(tmp_path / "whole")
     with pytest.raises(ConfigError, match="rank 2 of 2"):
@@ -537,6 +543,7 @@ def test_a_recipe_is_run_and_overridden(tmp_path, monkeypatch, capsys):
     path.write_text(RECIPE.format(folder=folder))
     run = ("corpus", "run", path, "--workers", "0")
     assert groundup(monkeypatch, *run, "-o", out) == 0
+    assert "a.jsonl" in (out / "report.html").read_text()
     made(recipe_of(folder, 6), tmp_path / "whole")
     assert content(out) == content(tmp_path / "whole")
     ranked = (*run, "num_shards=3", "stages.shuffle.seed=1", "-o", tmp_path / "ranked")

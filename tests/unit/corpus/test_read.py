@@ -80,7 +80,7 @@ def test_a_folder_gives_its_text_files_sorted_without_hidden_ones(tmp_path):
     [
         ("nowhere/x.txt", "no such file or folder"),
         ("*.txt", "no file matches the pattern"),
-        ("empty", "no text, JSONL or Parquet file in the folder"),
+        ("empty", "no text, JSONL, Parquet, Arrow, WARC or HTML file in the folder"),
         ("pictures", r"other endings: \.png: 1"),
         ("pipe", "neither a file nor a folder"),
     ],
@@ -203,7 +203,7 @@ def test_a_line_beyond_the_limit_is_a_bad_record(tmp_path, monkeypatch):
 
 
 def test_formats_that_are_not_read_are_named(tmp_path):
-    for name, kind in (("a.zip", "zip"), ("a.parquet.gz", "compressed Parquet"), ("a.arrow", "Arrow")):
+    for name, kind in (("a.zip", "zip"), ("a.parquet.gz", "compressed Parquet"), ("a.xz", "xz")):
         (tmp_path / name).write_bytes(b"PK")
         with pytest.raises(DataError, match=f"{kind} files are not read"):
             read(tmp_path / name)

@@ -50,7 +50,8 @@ def worker_processes(number: int, target: Callable[..., None], *arguments: Any) 
             ours, theirs = context.Pipe()
             # A forked child inherits our ends: it closes them, or no worker would see us end.
             inherited = [*(worker.connection for worker in workers), ours] if method == "fork" else []
-            process = context.Process(target=_live, args=(target, theirs, inherited, arguments), daemon=True)
+            # No daemon: it may have processes of its own. When we end, its connection breaks, and it ends.
+            process = context.Process(target=_live, args=(target, theirs, inherited, arguments))
             process.start()
             theirs.close()
             workers.append(Worker(process, ours))

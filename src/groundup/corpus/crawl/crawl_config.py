@@ -5,7 +5,7 @@ from typing import Literal
 
 from groundup import __version__
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive, PositiveFloat, config
-from groundup.corpus.extraction.worker_pool import ExtractionLimits
+from groundup.corpus.extraction.limits import ExtractionLimits
 
 USER_AGENT = f"groundup-crawler/{__version__}"
 

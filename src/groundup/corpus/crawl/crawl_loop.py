@@ -21,8 +21,9 @@ from groundup.corpus.crawl.journal import Journal
 from groundup.corpus.crawl.robots import RobotRules, fetch_rules, origin_of
 from groundup.corpus.digest_set import digests
 from groundup.corpus.document import Document, to_json_line
+from groundup.corpus.extraction.limits import ExtractionFailure
 from groundup.corpus.extraction.main_text import WebPage
-from groundup.corpus.extraction.worker_pool import Extract, ExtractionFailure
+from groundup.corpus.extraction.worker_pool import Extract
 from groundup.corpus.page_outcomes import DOCUMENT, OF_HOST, RAW_PAGE, TRANSIENT, Outcome
 from groundup.corpus.url_list import url_lines
 from groundup.corpus.warc import page_record

@@ -156,7 +156,7 @@ class _DropDuplicates:
                 document = from_json_line(line)
                 if number in duplicates:
                     because = f"kept in its place: {ids[duplicates[number]]}"
-                    out.drop(document, "exact_duplicate", "seen before", because)
+                    out.drop(document, "exact_duplicate", "seen before", because=because)
                 else:
                     out.keep_line(line, text_bytes(document.text))
         return out.done()

@@ -151,7 +151,7 @@ class _DropNearDuplicates:
                     shard = bisect.bisect_right(self.firsts, kept[number]) - 1
                     name = ids[shard, int(kept[number]) - self.firsts[shard]]
                     because = f"kept in its place: {name}"
-                    out.drop(document, "near_duplicate", "much the same as another", because)
+                    out.drop(document, "near_duplicate", "much the same as another", because=because)
                 else:
                     out.keep_line(line, text_bytes(document.text))
         return out.done()

@@ -31,6 +31,7 @@ class WebPage:
         body: Without content encoding (gzip).
         content_type: The header of that name; empty when unknown.
         meta: What else is known of it, for the document.
+        number: Of its record in a file of several; 0 where the file is the page.
     """
 
     id: str
@@ -38,6 +39,7 @@ class WebPage:
     body: bytes
     content_type: str = ""
     meta: dict[str, Any] = dataclasses.field(default_factory=dict)
+    number: int = 0
 
 
 def extract_document(page: WebPage, engine: Engine) -> Document:

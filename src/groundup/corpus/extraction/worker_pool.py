@@ -11,9 +11,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, Self
 
-from groundup.core.config_class import Positive, PositiveFloat, config
 from groundup.core.executor.local import Worker
 from groundup.corpus.document import Document
+from groundup.corpus.extraction.limits import ExtractionFailure, ExtractionLimits
 from groundup.corpus.extraction.main_text import WebPage
 
 Extract = Callable[[WebPage], Document]
@@ -21,35 +21,6 @@ Extract = Callable[[WebPage], Document]
 
 _GRACE_SECONDS = 30.0
 _KIB = 1024
-
-
-@config
-class ExtractionLimits:
-    """What a page may cost.
-
-    Attributes:
-        seconds: Of wall-clock time for a page; its worker is killed.
-        memory_bytes: Address space of a worker, beyond which it gets no more.
-        pages_per_worker: After so many a worker is replaced: the libraries leak.
-    """
-
-    seconds: PositiveFloat = 20.0
-    memory_bytes: Positive = 2 << 30
-    pages_per_worker: Positive = 500
-
-
-class ExtractionFailure(Exception):
-    """A page that could not be taken apart.
-
-    Attributes:
-        reason: "extraction time limit", "... out of memory", "... crashed" or "... error".
-        detail: What is particular to this one.
-    """
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason, detail)
-        self.reason = reason
-        self.detail = detail
 
 
 class ExtractionPool:

@@ -40,9 +40,9 @@ class Language:
         found: Any = _detector().detect(text)[0] if text else {"lang": "und", "score": 0.0}
         language, score = found["lang"], round(min(1.0, float(found["score"])), 3)
         if self.keep and language not in self.keep:
-            return Drop("other language")
+            return Drop("other language", language)
         if self.keep and score < self.min_score:
-            return Drop("uncertain language")
+            return Drop("uncertain language", language)
         meta = {**document.meta, "language": language, "language_score": score}
         return document if meta == document.meta else dataclasses.replace(document, meta=meta)
 

@@ -291,9 +291,9 @@ def _require_keys(keys: Sequence[str]) -> None:
 
 def _require_forms(files: Sequence[SourceFile], keys: Sequence[str]) -> None:
     for file in files:
-        if form_of(file.path) == "text" and len(keys) > 1:
+        if form_of(file.path) in ("text", "html", "warc") and len(keys) > 1:
             raise ConfigError(
-                "a text file has no keys, and several were given",
+                "a text file or page has no keys, and several were given",
                 where=file.path,
                 fix="Give one key, or leave text files out.",
             )

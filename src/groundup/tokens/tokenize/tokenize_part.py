@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from groundup.core.executor.tasks import Done, Report
 from groundup.corpus.bad_records import Offender
+from groundup.corpus.extraction.page_reader import PageExtractor
 from groundup.corpus.line_blocks import MalformedRecord
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.records import Record, RecordReader, text_under, url_of
@@ -71,9 +72,12 @@ class TokenizePart:
         ends = [self.tokenizer.end_of_document_id] if self.append_end_of_document else []
         manifests = CorpusManifests()
         clock = _Clock()
-        with PartWriter(
-            part, self.folder, self.keys, self.dtype, ends=ends, quarantine=self.quarantine
-        ) as writer:
+        with (
+            PageExtractor() as pages,
+            PartWriter(
+                part, self.folder, self.keys, self.dtype, ends=ends, quarantine=self.quarantine
+            ) as writer,
+        ):
             for source in part.ranges:
                 writer.begin(source)
                 reader = RecordReader(
@@ -82,6 +86,7 @@ class TokenizePart:
                     self.keys,
                     on_read=clock.count_bytes,
                     recorded=manifests.hold(source.file),
+                    pages=pages,
                 )
                 for record in reader:
                     self._add(record, writer, clock)
