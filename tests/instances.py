@@ -1,7 +1,6 @@
 """Instances of every member of every union: contract tests run over them, and fail where one is missing."""
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 from groundup.corpus.clean import Clean
@@ -91,7 +90,7 @@ _OTHERS = [
     *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
     *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
     *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
-    *(NearDedup(keep="longest"), Decontaminate(against=(Path("items.jsonl"),), report_only=True)),
+    *(NearDedup(keep="longest"), Decontaminate(against=("items.jsonl",), report_only=True)),
     *(WikiText(), WikiText(stride=0, max_tokens=9), HellaSwag(), HellaSwag(prompt="plain", batch_size=2)),
     *(StoryCloze(), Piqa(), ArcEasy(), ArcChallenge(), OpenBookQa(), BoolQ(), SciQ(), WinoGrande(), Mmlu()),
 ]

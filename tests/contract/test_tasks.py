@@ -13,6 +13,7 @@ from torch import nn
 from groundup.cli.app import build_app
 from groundup.core.config import to_dict
 from groundup.core.errors import ConfigError, DataError
+from groundup.corpus.evaluation_sets import EVALUATION_SETS, EvaluationFile
 from groundup.eval.tasks import TASKS, Lambada, configured_tasks
 from groundup.eval.tasks.multiple_choice import MultipleChoice
 from groundup.eval.text_requests import text_request
@@ -68,6 +69,28 @@ def test_an_option_that_is_not_there_is_answered_by_the_nearest(kind):
         ) as refusal:
             configured_tasks([kind], [f"{kind}.{name}x=1"])
         assert f"command line ({kind}.{name}x=1)" in str(refusal.value)
+
+
+def test_a_corpus_can_be_compared_with_every_task_that_has_a_file_of_its_own():
+    assert EVALUATION_SETS.keys() == TASKS.keys() - {"perplexity"}  # which takes any text
+
+
+@pytest.mark.parametrize("kind", EVALUATION_SETS)
+def test_a_corpus_is_compared_with_the_items_that_are_measured(kind, tmp_path):
+    """By the same places, and with what they say: the right answer among it."""
+    path = write_task_file(kind, tmp_path)
+    items = dict(EvaluationFile(path, kind).items())
+    if kind == "wikitext":
+        assert "\n".join(text for (text,) in items.values()).split() == path.read_text().split()
+        return
+    measured = TASKS[kind]().measure(tiny_model("gpt2"), [path]).items
+    assert [item.where for item in measured] == [f"{path}{place}" for place in items]
+    for item, texts in zip(measured, items.values(), strict=True):
+        if kind not in ("mmlu", "boolq"):  # which answer with a letter, and with yes or no
+            assert any(item.target.strip() in text for text in texts)
+        said = set(re.findall(r"\w+", " ".join(texts).lower()))
+        asked = set(re.findall(r"\w+", item.prompt.lower()))
+        assert len(asked - said) <= 7  # "Question", "Answer", the activity, the letters
 
 
 @pytest.mark.parametrize("task", TASKS_UNDER_TEST, ids=repr)

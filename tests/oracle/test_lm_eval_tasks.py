@@ -12,7 +12,7 @@ import lm_eval
 from lm_eval.tasks import TaskManager
 
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from groundup.eval.task_records import read_records
+from groundup.corpus.task_records import read_records
 from groundup.eval.tasks import TASKS
 from tests.task_files import write_task_file
 from tests.tiny import tiny_model

@@ -235,7 +235,8 @@ def show(
     """
     for found in itertools.islice(dropped_for(corpus, reason), max(0, number)):
         url = f" {found.fields['url']}" if found.fields["url"] else ""
-        sys.stdout.write(f"{found.fields['id']}{url} [{found.verdict}]\n{found.fields['text'].rstrip()}\n\n")
+        head = f"{found.fields['id']}{url} [{found.verdict}]{found.because and f'; {found.because}'}"
+        sys.stdout.write(f"{head}\n{found.fields['text'].rstrip()}\n\n")
 
 
 def trace(corpus: Path, name: str) -> None:
@@ -258,3 +259,5 @@ def trace(corpus: Path, name: str) -> None:
         )
     for document in found:
         sys.stdout.write(f"{document.verdict}: {document.fields['id']} in {corpus / document.place}\n")
+        if document.because:
+            sys.stdout.write(f"  {document.because}\n")

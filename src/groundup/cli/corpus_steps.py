@@ -194,7 +194,8 @@ def dedup(
 
 def decontaminate(
     *sources: Path,
-    against: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)],
+    against: Annotated[tuple[str, ...], Parameter(consume_multiple=True)],
+    data: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
     ngram: int = 13,
     common_count: int = 10,
     report_only: bool = False,
@@ -204,25 +205,32 @@ def decontaminate(
 
     An n-gram of words that an item and a document share is cut out with 200 characters on each side, up to
     the ends of sentences; what is left of a document stays where it is longer than 200 characters, and the
-    document goes where it falls into more than ten pieces.
+    document goes where it falls into more than ten pieces. Which items were found, and which still stand in
+    the documents, is printed and kept in the manifest; `groundup eval` of a model that was trained on them
+    tells the scores without these items.
 
     For example:
 
-        groundup corpus decontaminate unique/ --against lambada.jsonl hellaswag.jsonl -o train
-        groundup corpus decontaminate unique/ --against lambada.jsonl -o report --report-only
+        groundup corpus decontaminate unique/ --against lambada,hellaswag --data evaluation/ -o train
+        groundup corpus decontaminate unique/ --against lambada,mine.jsonl --data evaluation/ -o train
+        groundup corpus decontaminate unique/ --against lambada_test.jsonl -o report --report-only
 
     Args:
         sources: Files, folders and quoted globs.
-        against: JSONL files of items; their text is in the field text, ctx, question, goal, prompt, sentence
-            or context, with endings, choices or options.
+        against: Names of tasks as of `groundup eval` (lambada, hellaswag, storycloze, wikitext, piqa,
+            arc_easy, arc_challenge, openbookqa, boolq, sciq, winogrande, mmlu), and files of items (.jsonl,
+            .json, .csv, .tsv), whose text is in the field text, ctx, question, goal, prompt, sentence or
+            context, with endings, choices or options.
+        data: Where the official files of the tasks lie: folders, which are searched by name, or files.
         ngram: Words of an n-gram; items of 8 words and more are looked for.
         common_count: An n-gram that stands so often in the documents is common language, and stays.
         report_only: Count, and leave the documents as they are.
     """
     overlap = {"max_ngram": ngram, "min_ngram": min(8, ngram), "common_count": common_count}
-    stage = {"kind": "decontaminate", "against": against, "overlap": overlap, "report_only": report_only}
+    named = [name for word in against for name in ([word] if Path(word).exists() else word.split(","))]
+    stage = {"kind": "decontaminate", "against": named, "data": data, "overlap": overlap}
     names = {"overlap.max_ngram": "--ngram", "overlap.common_count": "--common-count", "against": "--against"}
-    step.run("decontaminate", sources, stage, names)
+    step.run("decontaminate", sources, {**stage, "report_only": report_only}, {**names, "data": "--data"})
 
 
 def shuffle(*sources: Path, seed: int = 0, step: StepOptions) -> None:

@@ -1,22 +1,20 @@
 """``groundup eval`` and ``groundup compare``."""
 
-import dataclasses
 import json as json_format
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from groundup.cli.evaluation_tables import print_average, print_items, print_overlap, print_table
 from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions, Switch
-from groundup.cli.printing import print_excerpt
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
     from groundup.eval.measure import Measured
-    from groundup.eval.tasks import EvaluationTask, Results
 
 _OPTION = re.compile(r"\w+(\.\w+)+=")
 
@@ -28,6 +26,7 @@ def evaluate(
     tasks: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = ("perplexity",),
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32",
     model: ModelOptions = MODEL_AS_IT_IS,
+    trained_on: Annotated[tuple[Path, ...], Parameter(consume_multiple=True)] = (),
     show: int = 0,
     out: Path | None = None,
     json: Switch = False,
@@ -90,6 +89,9 @@ def evaluate(
             which each task finds its file by name.
         tasks: What to measure, e.g. perplexity,lambada.
         precision: Format of the matrix products.
+        trained_on: The corpora or token files that the model was trained on; a run knows its own. Where these
+            were compared with a task (`groundup corpus decontaminate`), its table says how many of its items
+            they hold, and the scores without these.
         show: Print so many items of each task, with prediction and target.
         out: Write all results to this JSON file, with every item's log-likelihoods.
         json: Print one JSON object a task instead of a table.
@@ -104,6 +106,7 @@ def evaluate(
     from groundup.eval.measure import kind_of, measure
     from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
+    from groundup.eval.training_overlap import find_overlap, overlap_tree
     from groundup.parallel.device import choose_precision
 
     kinds, files, settings = _sorted_words(options, data, tasks)
@@ -120,6 +123,7 @@ def evaluate(
             table=not every_checkpoint,
             show=show,
             ema=model.ema,
+            trained_on=trained_on,
             scalars=_scalars(tensorboard if mesh.is_first else None),
         )
         if every_checkpoint:
@@ -131,10 +135,11 @@ def evaluate(
         trees = []
         for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
             if mesh.is_first:
-                trees.append(found.tree)
+                overlap = find_overlap(found.task, found.results, found.data, loaded.source, trained_on)
+                trees.append({**found.tree, **overlap_tree(overlap)})
                 tell(loaded, found)
         if mesh.is_first:
-            _print_average(trees, loaded.source, json=json)
+            print_average(trees, loaded.source, json=json)
         if out and mesh.is_first:
             write_results(out, str(loaded.source), trees)
 
@@ -159,18 +164,30 @@ def _sorted_words(
 
 
 def _teller(
-    *, json: bool, table: bool, show: int, ema: bool, scalars: "Callable[[int, Measured], None]"
+    *,
+    json: bool,
+    table: bool,
+    show: int,
+    ema: bool,
+    trained_on: Sequence[Path],
+    scalars: "Callable[[int, Measured], None]",
 ) -> "Callable[[LoadedModel, Measured], None]":
     """Returns what tells of a model what a task found."""
+    from groundup.eval.training_overlap import find_overlap, overlap_tree
 
     def tell(loaded: "LoadedModel", found: "Measured") -> None:
         scalars(loaded.step, found)
+        if not json and not table:
+            return
+        overlap = find_overlap(found.task, found.results, found.data, loaded.source, trained_on)
         if json:
-            print(json_format.dumps(found.in_one_line(loaded.source, ema=ema)))
-        elif table:
+            line = found.in_one_line(loaded.source, ema=ema)
+            print(json_format.dumps({**line, **overlap_tree(overlap)}))
+        else:
             print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
-            _print_table(found.task, found.results, found.seconds)
-            _print_items(found.results, show)
+            print_table(found.task, found.results, found.seconds)
+            print_overlap(overlap, found.results)
+            print_items(found.results, show)
 
     return tell
 
@@ -216,46 +233,3 @@ def compare(first: Path, second: Path) -> None:
             f"{found.task:<14}{found.figure.replace('_', ' '):<26}{found.num_items:>7,}{found.first:>10.4f}"
             f"{found.second:>10.4f}{change:>20}{chance:>8}"
         )
-
-
-def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> None:
-    from groundup.eval.results_file import published
-
-    others = published(task)
-    sources: list[str] = []
-    for name, value in results.figures.items():
-        shown = f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
-        error = f"± {results.standard_errors[name]:,.4f}" if name in results.standard_errors else ""
-        about = task.figures[name].describe()
-        print(f"  {name.replace('_', ' '):<24}{shown:>14}{error and ' '}{error:<10}  {about}".rstrip())
-        for row in others.get(name, ()):
-            if row["source"] not in sources:
-                sources.append(row["source"])
-            number = sources.index(row["source"]) + 1
-            print(f"    {row['model']:<22}{row['value']:>14,.4f}  published [{number}]")
-    for number, source in enumerate(sources, start=1):
-        print(f"  [{number}] {source}")
-    if results.num_truncated:
-        print(f"  too long for the model, their beginnings were cut off: {results.num_truncated:,} items")
-    if results.skipped:
-        where, why = next(iter(results.skipped.items()))
-        print(f"  left out, as the model cannot score them: {len(results.skipped):,} items; {where}: {why}")
-    rate = f", {len(results.items) / seconds:,.1f} items/s" if results.items else ""
-    print(f"  {seconds:,.1f} s{rate}")
-
-
-def _print_average(trees: Sequence[Mapping[str, Any]], model: Path, *, json: bool) -> None:
-    """Prints the centred average of the tasks, where all of its parts were measured."""
-    from groundup.eval.centred_average import centred_average
-
-    if average := centred_average(trees):
-        about = {"task": "centred_average", "model": str(model), **dataclasses.asdict(average)}
-        print(json_format.dumps(about) if json else average.describe())
-
-
-def _print_items(results: "Results", count: int) -> None:
-    for item in results.items[:count]:
-        verdict = "right" if item.values["accuracy"] else "wrong"
-        predicted, target = item.prediction.strip(), item.target.strip()
-        print(f"  {item.where}: {verdict}; predicted {predicted!r}, the target is {target!r}")
-        print_excerpt(item.prompt[-240:], 240)

@@ -9,6 +9,7 @@ from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.core.manifest import FileRecord, manifest_from
 from groundup.corpus.bad_records import BadRecordCounts
+from groundup.corpus.overlap_report import Overlaps
 from groundup.corpus.profile import Profile
 
 EXCLUDED = "excluded.jsonl.zst"
@@ -87,7 +88,11 @@ class CorpusAbout:
 
 @config
 class CorpusManifest:
-    """The manifest of a corpus."""
+    """The manifest of a corpus.
+
+    Attributes:
+        overlaps: What it holds of the items of evaluation tasks; None where it was compared with none.
+    """
 
     kind: Literal["corpus"] = "corpus"
     fingerprint: str
@@ -95,6 +100,7 @@ class CorpusManifest:
     counts: CorpusCounts
     files: dict[str, FileRecord]
     about: CorpusAbout
+    overlaps: Overlaps | None = None
     format_version: Literal[1] = 1
     groundup_version: str = __version__
 

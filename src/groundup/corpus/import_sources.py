@@ -1,5 +1,6 @@
 """The first stage of a recipe: reads files of any kind, and the Python library, into shards of documents."""
 
+import array
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,12 @@ import pydantic
 from groundup.core.config import config
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Done, Report
+from groundup.core.files import atomic_write
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, Offender
 from groundup.corpus.corpus_manifest import shard_name
 from groundup.corpus.cut import cut_document
 from groundup.corpus.document import Document, text_bytes
+from groundup.corpus.duplicate_ids import id_hash, ids_path
 from groundup.corpus.extraction.limits import ExtractionFailure
 from groundup.corpus.extraction.page_reader import PageExtractor, PageReading
 from groundup.corpus.line_blocks import count_lines
@@ -135,6 +138,7 @@ class ReadShard:
             fresh.clear()
 
         bytes_read = documents_read = 0
+        hashes = array.array("Q")
         profile = ProfileTally()
         with write_shard(shard, keep_dropped=False) as out:
 
@@ -148,6 +152,7 @@ class ReadShard:
                 bytes_read += text_bytes(document.text)
                 profile.count(document)
                 out.keep(document)
+                hashes.append(id_hash(document.id))
             on_read(0)
             bad.close()
             _require_unchanged(sources)
@@ -157,8 +162,10 @@ class ReadShard:
             bytes_read=bytes_read,
             profile=profile.counts(),
         )
+        with atomic_write(ids_path(shard)) as file:
+            file.write(hashes.tobytes())
         kept = [quarantine.name] if quarantine.is_file() else []
-        return dataclasses.replace(done, files=[*done.files, *kept])
+        return dataclasses.replace(done, files=[*done.files, ids_path(shard).name, *kept])
 
     def _documents(
         self, sources: ShardSources, bad: BadRecords, on_read: Report, on_failure: _OnFailure

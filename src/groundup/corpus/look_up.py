@@ -35,6 +35,13 @@ class Found:
         detail = f" ({self.fields['detail']})" if "detail" in self.fields else ""
         return f"{self.fields['rule']}: {self.fields['reason']}{detail}"
 
+    @property
+    def because(self) -> str:
+        """Which other document or evaluation item decided it; empty where none did."""
+        if names := self.fields.get("meta", {}).get("decontaminated"):
+            return f"without the words that it shared with {', '.join(names)}"
+        return str(self.fields.get("because", ""))
+
 
 def corpus_manifest(corpus: Path) -> CorpusManifest:
     """The manifest of a corpus folder.

@@ -6,9 +6,10 @@ of at least ``max_ngram`` words gives all its n-grams of that size, a shorter on
 words, and one of fewer than ``min_ngram`` words gives none.
 """
 
+import bisect
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,9 @@ from groundup.corpus.window_hashes import window_hashes
 
 _WORD = re.compile(r"\w+")
 _SENTENCE_ENDS = ".!?"
+_OTHER = np.uint64(0xC2B2AE3D27D4EB4F)  # makes a second hash of the same words
+
+_Hashes = npt.NDArray[np.uint64]
 
 
 @config
@@ -48,7 +52,7 @@ class Overlap:
 
 
 class NgramIndex:
-    """The n-grams of the items of tasks.
+    """The n-grams of the items of tasks, numbered from 0, as hashes of 128 bits: about 40 bytes each.
 
     Args:
         items: Of each item its texts, such as a context with each of its endings.
@@ -58,84 +62,136 @@ class NgramIndex:
     def __init__(self, items: Iterable[Sequence[str]], settings: Overlap) -> None:
         self.settings = settings
         self.num_items = 0
-        self._items: dict[str, list[int]] = {}
+        found: dict[int, list[tuple[int, _Hashes]]] = {}
+        known: dict[str, int] = {}
         for number, texts in enumerate(items):
             self.num_items = number + 1
-            for ngram in {ngram for text in texts for ngram in _ngrams_of_item(text, settings)}:
-                self._items.setdefault(ngram, []).append(number)
-        self._only(self._items)
+            for text in texts:
+                hashes = _word_hashes(_WORD.findall(text), known)
+                if len(hashes) >= settings.min_ngram:
+                    found.setdefault(min(settings.max_ngram, len(hashes)), []).append((number, hashes))
+        self._tables: dict[int, tuple[int, _Hashes, _Hashes]] = {}
+        self._items = np.zeros(0, np.int32)  # of each n-gram, one behind the other
+        self._ends = np.zeros(1, np.int64)
+        for size, entries in sorted(found.items()):
+            self._add(size, entries)
 
     def __len__(self) -> int:
-        return len(self._ngrams)
+        return len(self._ends) - 1
 
-    def without(self, common: Collection[str]) -> "NgramIndex":
-        """Returns an index without the n-grams that are common language."""
-        index = NgramIndex((), self.settings)
-        index.num_items, index._items = self.num_items, self._items
-        index._only(ngram for ngram in self._items if ngram not in common)
-        return index
-
-    def items_with(self, ngrams: Iterable[str]) -> set[int]:
+    def items_with(self, ngrams: Iterable[int]) -> set[int]:
         """Returns the numbers of the items that hold one of the n-grams."""
-        return {number for ngram in ngrams for number in self._items[ngram]}
+        found: set[int] = set()
+        for ngram in ngrams:
+            begin, end = self._ends[ngram : ngram + 2].tolist()
+            found.update(self._items[begin:end].tolist())
+        return found
 
-    def count(self, text: str) -> Counter[str]:
-        """Counts the n-grams of the index in a text; what overlaps a match before it does not count."""
-        counts: Counter[str] = Counter()
+    def scan(self, text: str) -> "Scan":
+        """Looks for the n-grams in a text."""
+        return Scan(self, text)
+
+    def find(self, word_hashes: _Hashes) -> list[tuple[int, int, int]]:
+        """Returns place, size and number of each n-gram among words, by place, the longest first."""
+        found = []
+        for size, (first, hashes, others) in self._tables.items():
+            if size > len(word_hashes):
+                continue
+            windows = window_hashes(word_hashes, size)
+            rows = np.minimum(np.searchsorted(hashes, windows), len(hashes) - 1)
+            places = np.flatnonzero(hashes[rows] == windows)
+            if len(places):
+                same = others[rows[places]] == window_hashes(word_hashes ^ _OTHER, size)[places]
+                places = places[same]
+                found += [
+                    (place, -size, first + row)
+                    for place, row in zip(places.tolist(), rows[places].tolist(), strict=True)
+                ]
+        return [(place, -size, number) for place, size, number in sorted(found)]
+
+    def _add(self, size: int, entries: Sequence[tuple[int, _Hashes]]) -> None:
+        hashes = np.concatenate([window_hashes(words, size) for _, words in entries])
+        others = np.concatenate([window_hashes(words ^ _OTHER, size) for _, words in entries])
+        numbers = np.array([number for number, _ in entries], np.int32)
+        items = np.repeat(numbers, [len(words) - size + 1 for _, words in entries])
+        order = np.lexsort((items, hashes))
+        hashes, others, items = hashes[order], others[order], items[order]
+        is_new = np.concatenate(([True], hashes[1:] != hashes[:-1]))
+        is_item = is_new | np.concatenate(([True], items[1:] != items[:-1]))
+        ends = np.append(np.flatnonzero(is_new[is_item])[1:], int(is_item.sum()))
+        self._tables[size] = (len(self), hashes[is_new], others[is_new])
+        self._ends = np.concatenate((self._ends, len(self._items) + ends))
+        self._items = np.concatenate((self._items, items[is_item]))
+
+
+class Scan:
+    """A text, and all places at which it shares n-grams with the items."""
+
+    def __init__(self, index: NgramIndex, text: str) -> None:
+        self.text = text
+        self._index = index
+        words = _WORD.findall(text)
+        self._found = index.find(_word_hashes(words, {}))
+        self._spans = [match.span() for match in _WORD.finditer(text)] if self._found else []
+
+    @property
+    def ngrams(self) -> set[int]:
+        """The n-grams that stand in it anywhere."""
+        return {ngram for _, _, ngram in self._found}
+
+    def count(self) -> Counter[int]:
+        """Counts the n-grams; what overlaps a match before it does not count."""
+        counts: Counter[int] = Counter()
         begin = 0
-        while (match := self._first_match(text[begin:])) is not None:
-            start, ngram = match
+        while (match := self._next(begin, frozenset())) is not None:
+            start, length, ngram = match
             counts[ngram] += 1
-            begin += start + len(ngram) + 1
+            begin = start + length + 1
         return counts
 
-    def clean(self, text: str) -> list[str]:
-        """Returns what is left of a text without matches and what is around them; the text where none is."""
-        kept, settings = [], self.settings
-        rest: str = text
-        while (match := self._first_match(rest)) is not None:
-            start, ngram = match
-            before = _up_to_sentence_end(rest, start - settings.cut_characters)
+    def clean(self, common: Collection[int] = frozenset()) -> list[str]:
+        """Returns what is left of the text without matches and what is around them; the text where none is.
+
+        Args:
+            common: N-grams that are common language, and stay.
+        """
+        kept, begin, settings = [], 0, self._index.settings
+        while (match := self._next(begin, common)) is not None:
+            start, length, _ = match
+            before = _up_to_sentence_end(self.text[begin:start], start - begin - settings.cut_characters)
             if len(before) > settings.min_characters:
                 kept.append(before)
-            rest = _from_next_sentence(rest, start + len(ngram) + settings.cut_characters)
-            if len(rest) <= settings.min_characters:
+            begin = _next_sentence(self.text, start + length + settings.cut_characters)
+            if len(self.text) - begin <= settings.min_characters:
                 return kept
-        return [*kept, rest]
+        return [*kept, self.text[begin:]]
 
-    def _only(self, ngrams: Iterable[str]) -> None:
-        self._ngrams = set(ngrams)
-        by_size: dict[int, list[str]] = {}
-        for ngram in self._ngrams:
-            by_size.setdefault(ngram.count(" ") + 1, []).extend(ngram.split(" "))
-        self._hashes = {
-            size: np.sort(window_hashes(_word_hashes(words), size)[::size]) for size, words in by_size.items()
-        }
+    def _next(self, begin: int, common: Collection[int]) -> tuple[int, int, int] | None:
+        """The first match from a character on: start, length with one blank between words, number.
 
-    def _first_match(self, text: str) -> tuple[int, str] | None:
-        """The first n-gram that a text shares, the longest of several at one place, and where it starts."""
-        lower = text.lower()
-        words = _WORD.findall(lower)
-        word_hashes = _word_hashes(words)
-        places = [
-            (place, -size)
-            for size, hashes in self._hashes.items()
-            if size <= len(words)
-            for place in np.flatnonzero(_are_in(window_hashes(word_hashes, size), hashes)).tolist()
-        ]
-        for place, negative_size in sorted(places):
-            ngram = " ".join(words[place : place - negative_size])
-            if ngram in self._ngrams:  # and does not only have the hash of one
-                return _start_of_word(lower, place), ngram
+        A word that the beginning cuts counts by what is left of it, as in a text that begins there.
+        """
+        if not self._found:
+            return None
+        word = bisect.bisect_left(self._spans, (begin, 0))
+        if word and begin < self._spans[word - 1][1]:
+            spans = [(begin, self._spans[word - 1][1])]
+            spans += self._spans[word : word + self._index.settings.max_ngram - 1]
+            cut = _word_hashes([self.text[slice(*span)] for span in spans], {})
+            for place, size, ngram in self._index.find(cut):
+                if place == 0 and ngram not in common:
+                    return begin, _joined_length(spans[:size]), ngram
+        at = bisect.bisect_left(self._found, word, key=lambda found: found[0])
+        for number in range(at, len(self._found)):
+            place, size, ngram = self._found[number]
+            if ngram not in common:
+                spans = self._spans[place : place + size]
+                return spans[0][0], _joined_length(spans), ngram
         return None
 
 
-def _ngrams_of_item(text: str, settings: Overlap) -> Iterator[str]:
-    words = _WORD.findall(text.lower())
-    if len(words) >= settings.min_ngram:
-        size = min(settings.max_ngram, len(words))
-        for place in range(len(words) - size + 1):
-            yield " ".join(words[place : place + size])
+def _joined_length(spans: Sequence[tuple[int, int]]) -> int:
+    return sum(end - start for start, end in spans) + len(spans) - 1
 
 
 def _up_to_sentence_end(text: str, position: int) -> str:
@@ -144,25 +200,14 @@ def _up_to_sentence_end(text: str, position: int) -> str:
     return text[: end + 1] if end > 0 else ""
 
 
-def _from_next_sentence(text: str, position: int) -> str:
-    """The text behind the first end of a sentence at or behind a position; empty where there is none."""
+def _next_sentence(text: str, position: int) -> int:
+    """Where the text behind the first end of a sentence at or behind a position begins."""
     ends = [end for mark in _SENTENCE_ENDS if (end := text.find(mark, position)) >= 0]
-    return text[min(ends) + 1 :] if ends else ""
+    return min(ends) + 1 if ends else len(text)
 
 
-def _start_of_word(lower: str, number: int) -> int:
-    for place, found in enumerate(_WORD.finditer(lower)):
-        if place == number:
-            return found.start()
-    raise AssertionError
-
-
-def _word_hashes(words: Sequence[str]) -> npt.NDArray[np.uint64]:
-    known = {word: xxhash.xxh3_64_intdigest(word.encode("utf-8", "surrogatepass")) for word in set(words)}
+def _word_hashes(words: Sequence[str], known: dict[str, int]) -> _Hashes:
+    """Hashes words in lower case, and remembers them in ``known``."""
+    for word in {*words}.difference(known):
+        known[word] = xxhash.xxh3_64_intdigest(word.lower().encode("utf-8", "surrogatepass"))
     return np.array([known[word] for word in words], np.uint64)
-
-
-def _are_in(values: npt.NDArray[np.uint64], ordered: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-    places = np.searchsorted(ordered, values)
-    found: npt.NDArray[np.bool_] = ordered[np.minimum(places, len(ordered) - 1)] == values
-    return found

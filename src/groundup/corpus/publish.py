@@ -16,9 +16,13 @@ from groundup.core.log import logger
 from groundup.core.manifest import FileRecord, describe_files, write_manifest
 from groundup.corpus.bad_records import BadRecords
 from groundup.corpus.corpus_manifest import EXCLUDED, MANIFEST, CorpusAbout, CorpusCounts, CorpusManifest
+from groundup.corpus.decontaminate import Decontaminate
+from groundup.corpus.duplicate_ids import ids_path, judge_duplicate_ids
 from groundup.corpus.import_sources import quarantine_name
+from groundup.corpus.overlap_report import Overlaps
 from groundup.corpus.profile import ProfileTally
 from groundup.corpus.recipe import Recipe
+from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import Tally
 from groundup.corpus.sources import SourceFile, describe_sources
 from groundup.corpus.stage import Results, StageRun
@@ -50,7 +54,8 @@ def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
         bad: Takes them.
 
     Raises:
-        DataError: There are too many, or one with which the policy does not put up.
+        DataError: There are too many, or one with which the policy does not put up; or documents have the
+            same id, and the policy is ``fail``.
     """
     pieces = [shard.folder / quarantine_name(shard) for shard in run.outputs]
     kept = [piece for piece in pieces if piece.is_file()]
@@ -65,6 +70,7 @@ def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
     bad.judge()
     if bad.bad:
         logger.warning("%s", bad.summary())
+    judge_duplicate_ids(run.outputs, are_refused=bad.policy.action == "fail")
 
 
 def publish(
@@ -112,6 +118,7 @@ def publish(
         counts=counts,
         files=files_of_documents | describe_files(output_dir, [EXCLUDED]),
         about=CorpusAbout(recipe=to_dict(recipe)),
+        overlaps=_overlaps(recipe, runs, files),
     )
     write_manifest(output_dir / MANIFEST, manifest)
     return manifest
@@ -126,6 +133,7 @@ def tidy(run: StageRun) -> None:
             f"{shard.name}.parquet",
             shard.excluded_path.name,
             quarantine_name(shard),
+            ids_path(shard).name,
             f"{shard.name}.done.json",
         }
     for path in run.folder.iterdir():
@@ -171,6 +179,17 @@ def _counts(recipe: Recipe, runs: Sequence[StageRun], finish: StageRun, bad: Bad
         "profile": _profile(results_of(finish)),
     }
     return from_dict(CorpusCounts, tree, where=runs[0].folder)
+
+
+def _overlaps(recipe: Recipe, runs: Sequence[StageRun], files: Sequence[SourceFile]) -> Overlaps | None:
+    """What is known of the sources, and what the stages have found, which is later and so exacter."""
+    known = CorpusManifests().overlaps(files)
+    for stage, run in zip(recipe.stages, runs, strict=True):
+        if isinstance(stage, Decontaminate):
+            found = stage.overlaps(results_of(run))
+            checksums = {entry.checksum for entry in found}
+            known = (*(entry for entry in known or () if entry.checksum not in checksums), *found)
+    return known
 
 
 def _profile(results: Results) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from groundup.corpus.corpus_manifest import CorpusCounts, CorpusManifest
+from groundup.corpus.overlap_report import Overlaps
 
 _NUM_EXAMPLES = 3
 
@@ -21,6 +22,7 @@ class CorpusReport:
         counts: What was read, kept and dropped.
         files: Names of the files of documents.
         reused: The corpus was there already and nothing was done.
+        overlaps: What it holds of the items of evaluation tasks.
     """
 
     output_dir: Path
@@ -28,6 +30,7 @@ class CorpusReport:
     counts: CorpusCounts
     files: tuple[str, ...]
     reused: bool
+    overlaps: Overlaps = ()
 
     @classmethod
     def of(cls, output_dir: Path, manifest: CorpusManifest, *, reused: bool) -> "CorpusReport":
@@ -38,6 +41,7 @@ class CorpusReport:
             counts=manifest.counts,
             files=tuple(manifest.documents),
             reused=reused,
+            overlaps=manifest.overlaps or (),
         )
 
     @property
@@ -75,10 +79,12 @@ class CorpusReport:
             rows.append(("bad records", f"{bad.bad:,}", "", reasons))
         rows.insert(0, ("", "documents", "bytes", ""))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
-        return "\n".join(
+        lines = [
             f"{row[0]:<{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]}".rstrip()
             for row in rows
-        )
+        ]
+        lines += ["", *(overlap.describe() for overlap in self.overlaps)] if self.overlaps else []
+        return "\n".join(lines)
 
 
 class Tally:

@@ -111,8 +111,18 @@ class ShardWriter(abc.ABC):
     def _left(self) -> Done:
         """The files, and what is to be said besides the counts."""
 
-    def drop(self, document: Document, rule: str, reason: str, detail: str = "") -> None:
-        """Leaves a document out."""
+    def drop(
+        self, document: Document, rule: str, reason: str, detail: str = "", *, because: str = ""
+    ) -> None:
+        """Leaves a document out.
+
+        Args:
+            document: What is left out.
+            rule: The stage or filter.
+            reason: One of few.
+            detail: What is particular to some, by which they are counted too.
+            because: Which other document or evaluation item decided it.
+        """
         self.tally.drop(rule, reason, document.id, text_bytes(document.text), detail)
         text = document.text if self._keep_dropped else document.text[:_SHOWN_CHARACTERS]
         line: dict[str, Any] = {
@@ -124,6 +134,8 @@ class ShardWriter(abc.ABC):
         }
         if detail:
             line["detail"] = detail
+        if because:
+            line["because"] = because
         if self._keep_dropped:
             line["meta"] = document.meta
         self._excluded.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))

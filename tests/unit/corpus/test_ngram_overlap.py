@@ -21,7 +21,7 @@ def index_of(*items: str, **settings) -> NgramIndex:
 def test_what_is_around_a_match_goes_up_to_the_ends_of_sentences():
     before, after = FILLER * 6, FILLER * 6
     text = f"{before}Here it is: {LETTERS.upper()}! Behind it. {after}"
-    first, second = index_of(LETTERS).clean(text)
+    first, second = index_of(LETTERS).scan(text).clean()
     match = text.index("A B C")
     assert before.startswith(first) and first.endswith(".") and match - len(first) >= 200
     assert match - len(first) < 200 + len(FILLER) + len("Here it is: ")
@@ -31,18 +31,18 @@ def test_what_is_around_a_match_goes_up_to_the_ends_of_sentences():
 
 def test_short_pieces_go_and_a_text_without_matches_stays_whole():
     index = index_of(LETTERS)
-    assert index.clean(FILLER) == [FILLER]
-    assert index.clean("") == [""]
-    assert index.clean(LETTERS) == []
-    assert index.clean(f"{FILLER * 2}{LETTERS}. {FILLER}") == []
+    assert index.scan(FILLER).clean() == [FILLER]
+    assert index.scan("").clean() == [""]
+    assert index.scan(LETTERS).clean() == []
+    assert index.scan(f"{FILLER * 2}{LETTERS}. {FILLER}").clean() == []
     text = f"{FILLER * 6}{LETTERS}. {FILLER}"
-    (only,) = index.clean(text)
+    (only,) = index.scan(text).clean()
     assert text.startswith(only)
 
 
 def test_a_piece_after_a_match_is_looked_through_again():
     text = "".join(f"{FILLER * 12}{LETTERS}. " for _ in range(4))
-    pieces = index_of(LETTERS).clean(text)
+    pieces = index_of(LETTERS).scan(text).clean()
     assert len(pieces) == 4
     assert not any("a b c d" in piece for piece in pieces)
 
@@ -50,8 +50,14 @@ def test_a_piece_after_a_match_is_looked_through_again():
 def test_words_are_compared_without_case_and_punctuation():
     index = index_of("The quick, brown fox -- jumps over the lazy dog; and naïve_1 Übung too.")
     assert len(index) == 1  # of 13 words
-    assert index.count("x THE quick brown fox jumps! over the lazy dog and NAÏVE_1 übung too y").total() == 1
-    assert index.count("x THE quick brown fox jumps! over the lazy dog and NAÏVE_1 übung two y").total() == 0
+    assert (
+        index.scan("x THE quick brown fox jumps! over the lazy dog and NAÏVE_1 übung too y").count().total()
+        == 1
+    )
+    assert (
+        index.scan("x THE quick brown fox jumps! over the lazy dog and NAÏVE_1 übung two y").count().total()
+        == 0
+    )
 
 
 @pytest.mark.parametrize(("words", "ngrams"), [(7, 0), (8, 1), (12, 1), (13, 1), (14, 2), (26, 14)])
@@ -59,19 +65,28 @@ def test_short_items_give_one_ngram_or_none(words, ngrams):
     item = " ".join(string.ascii_lowercase[:words])
     index = index_of(item)
     assert len(index) == ngrams
-    assert index.count(f"before {item} after").total() == (1 if words < 26 else 2) * bool(ngrams)
+    assert index.scan(f"before {item} after").count().total() == (1 if words < 26 else 2) * bool(ngrams)
 
 
 def test_common_ngrams_are_left_alone_and_items_counted():
     index = NgramIndex([[LETTERS, FILLER], [FILLER + FILLER], ["short"]], Overlap())
-    counts = index.count(FILLER * 3 + LETTERS)
+    both = index.scan(FILLER * 3 + LETTERS)
     assert index.num_items == 3
-    assert index.items_with(counts) == {0, 1}
-    assert index.items_with(index.count(LETTERS)) == {0}
-    rare = index.without(index.count(FILLER))
-    assert 0 < len(rare) < len(index)
-    assert rare.items_with(rare.count(LETTERS)) == {0}
-    assert index.without(index._ngrams).clean(LETTERS) == [LETTERS]
+    assert index.items_with(both.count()) == index.items_with(both.ngrams) == {0, 1}
+    letters = index.scan(LETTERS)
+    assert index.items_with(letters.count()) == {0}
+    common = index.scan(FILLER).ngrams
+    assert 0 < len(common) < len(index)
+    assert index.items_with(letters.ngrams - common) == {0}
+    assert letters.clean(common) == [] and letters.clean(letters.ngrams) == [LETTERS]
+
+
+def test_all_items_of_a_place_are_found_though_matches_do_not_overlap():
+    words = LETTERS.split()
+    index = index_of(" ".join(words[:13]), " ".join(words[4:17]), " ".join(words[4:12]))
+    scan = index.scan(LETTERS)
+    assert scan.count().total() == 1  # as Megatron-LM counts
+    assert index.items_with(scan.ngrams) == {0, 1, 2}
 
 
 def by_hand(text: str, ngrams: set[str], settings: Overlap) -> list[str]:
@@ -110,7 +125,7 @@ def by_hand(text: str, ngrams: set[str], settings: Overlap) -> list[str]:
 
 
 @given(
-    st.lists(st.sampled_from(["a", "b", "c.", "d!", "e", "F"]), max_size=60),
+    st.lists(st.sampled_from(["a", "b", "c.", "d!", "e", "F", "ab", "bcd", "-  a"]), max_size=60),
     st.lists(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=6), max_size=3),
     st.integers(0, 6),
     st.integers(0, 6),
@@ -119,7 +134,13 @@ def test_cleaning_is_that_of_a_loop(words, items, cut, least):
     settings = Overlap(max_ngram=4, min_ngram=3, cut_characters=cut, min_characters=least)
     index = NgramIndex([[" ".join(item)] for item in items], settings)
     text = " ".join(words)
-    assert index.clean(text) == by_hand(text, index._ngrams, settings)
+    ngrams = set()
+    for item in items:
+        size = min(4, len(item))
+        if len(item) >= 3:
+            ngrams |= {" ".join(item[at : at + size]) for at in range(len(item) - size + 1)}
+    assert index.scan(text).clean() == by_hand(text, ngrams, settings)
+    assert len(index) == len(ngrams)
 
 
 def test_settings_that_cannot_be():
@@ -135,7 +156,8 @@ def test_real_items_are_found_where_they_are_and_nowhere_else(shared_data):
         items = [json.loads(line)["text"] for _, line in zip(range(300), lines, strict=False)]
     index = NgramIndex([[item] for item in items], Overlap())
     planted = FILLER * 9 + items[7] + " " + FILLER * 9
-    assert index.items_with(index.count(planted)) >= {7}
-    assert "".join(index.clean(planted)).count(FILLER.strip()) >= 8
-    assert index.count("".join(index.clean(planted))).total() == 0
-    assert index.count(FILLER * 50).total() == 0
+    scan = index.scan(planted)
+    assert index.items_with(scan.count()) >= {7}
+    assert "".join(scan.clean()).count(FILLER.strip()) >= 8
+    assert index.scan("".join(scan.clean())).count().total() == 0
+    assert index.scan(FILLER * 50).count().total() == 0

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -15,12 +16,13 @@ from groundup.core.config import config
 from groundup.core.config_class import PositiveFloat
 from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
-from groundup.corpus.document import from_json_line, text_bytes
-from groundup.corpus.shard import Shard, read_lines, write_shard
+from groundup.corpus.dedup.id_file import IdFile, ShardIds
+from groundup.corpus.document import Document, from_json_line, text_bytes
+from groundup.corpus.shard import Shard, read_lines, read_shard, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
+_DUPLICATE = np.dtype([("document", "<u8"), ("first_shard", "<u8"), ("first", "<u8")])
 _KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8")])
-_DOCUMENT = np.dtype("<u8")
 _BYTES_PER_KEY = 120  # of memory while a part is sorted
 _BLOCK = 1 << 17  # keys of a shard that are held at a time
 _TASKS_AT_ONCE = 16
@@ -93,7 +95,7 @@ class ExactDedup(BarrierStage):
         )
         yield Phase(
             name="exact_dedup: drop",
-            tasks=run.last_tasks(list(zip(run.inputs, run.outputs, counts, strict=True))),
+            tasks=run.last_tasks(list(zip(run.inputs, run.outputs, strict=True))),
             work=_DropDuplicates(run.folder, num_parts, run.keep_dropped),
             total_bytes=run.input_bytes,
         )
@@ -108,11 +110,12 @@ class _WriteKeys:
 
     def __call__(self, shard: Shard, report: Report) -> Done:
         path = self.folder / f"keys-of-{self.num_parts}-{shard.number:05d}.bin"
-        keys = (text_key(from_json_line(line).text) for line in read_lines(shard, on_read=report))
+        documents = read_shard(shard, on_read=report)
         first = 0
-        with atomic_write(path) as file:
-            while block := b"".join(itertools.islice(keys, _BLOCK)):
-                halves = np.frombuffer(block, dtype="<u8").reshape(-1, 2)
+        with atomic_write(path) as file, IdFile.written(self.folder, shard.number) as ids:
+            while block := list(itertools.islice(self._keyed(documents), _BLOCK)):
+                ids.add([identity for _, identity in block])
+                halves = np.frombuffer(b"".join(key for key, _ in block), dtype="<u8").reshape(-1, 2)
                 records = np.empty(len(halves), dtype=_KEY)
                 records["high"], records["low"] = halves[:, 0], halves[:, 1]
                 records["document"] = np.arange(first, first + len(halves))
@@ -120,7 +123,10 @@ class _WriteKeys:
                 # Not by order: the modulus spreads keys evenly over any number of parts.
                 parts = (records["low"] % np.uint64(self.num_parts)).astype(np.int64)
                 _write_sections(file, records, parts, self.num_parts)
-        return Done(files=[path.name], result={})
+        return Done(files=[path.name, *IdFile.names(shard.number)], result={})
+
+    def _keyed(self, documents: Iterator[Document]) -> Iterator[tuple[bytes, str]]:
+        return ((text_key(document.text), document.id) for document in documents)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,10 +152,14 @@ class _FindDuplicates:
         high, low = records["high"][order], records["low"][order]
         again = np.zeros(len(order), dtype=bool)
         again[1:] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-        found = np.sort(order[again])
+        first = order[np.maximum.accumulate(np.where(again, 0, np.arange(len(order))))][again]
+        found = order[again]
+        duplicates = np.empty(len(found), _DUPLICATE)
+        duplicates["document"] = records["document"][found]
+        duplicates["first_shard"], duplicates["first"] = shards[first], records["document"][first]
         path = self.folder / f"duplicates-of-{self.num_parts}-{part:05d}.bin"
         with atomic_write(path) as file:
-            _write_sections(file, records["document"][found], shards[found], self.num_shards)
+            _write_sections(file, duplicates, shards[found], self.num_shards)
         return Done(files=[path.name], result={})
 
 
@@ -161,17 +171,24 @@ class _DropDuplicates:
     num_parts: int
     keep_dropped: bool
 
-    def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
-        before, after, documents = task_input
-        is_duplicate = np.zeros(documents, bool)
-        for part in range(self.num_parts):
-            path = self.folder / f"duplicates-of-{self.num_parts}-{part:05d}.bin"
-            is_duplicate[_read_section(path, before.number, before.total, _DOCUMENT)] = True
+    def __call__(self, shards: tuple[Shard, Shard], report: Report) -> Done:
+        before, after = shards
+        paths = [
+            self.folder / f"duplicates-of-{self.num_parts}-{part:05d}.bin" for part in range(self.num_parts)
+        ]
+        found = np.concatenate(
+            [_read_section(path, before.number, before.total, _DUPLICATE) for path in paths]
+        )
+        duplicates = iter(found[np.argsort(found["document"])])
+        ids = ShardIds(self.folder)
+        following = next(duplicates, None)
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
             for number, line in enumerate(read_lines(before, on_read=report)):
                 document = from_json_line(line)
-                if is_duplicate[number]:
-                    out.drop(document, "exact_duplicate", "seen before")
+                if following is not None and following["document"] == number:
+                    because = f"kept in its place: {ids[following['first_shard'], following['first']]}"
+                    out.drop(document, "exact_duplicate", "seen before", because=because)
+                    following = next(duplicates, None)
                 else:
                     out.keep_line(line, text_bytes(document.text))
         return out.done()

@@ -1,5 +1,6 @@
 """The stage that drops near-duplicates: documents are clustered, and one of each cluster is kept."""
 
+import bisect
 import dataclasses
 import itertools
 import tempfile
@@ -17,9 +18,10 @@ from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.corpus.dedup.clusters import BLOCK, BandFile, Keep, find_clusters, keep_longest
+from groundup.corpus.dedup.id_file import IdFile, IdWriter, ShardIds
 from groundup.corpus.dedup.minhash import MinHash
-from groundup.corpus.document import from_json_line, text_bytes
-from groundup.corpus.shard import Shard, read_lines, write_shard
+from groundup.corpus.document import Document, from_json_line, text_bytes
+from groundup.corpus.shard import Shard, read_lines, read_shard, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
 _GIGABYTE = 1 << 30
@@ -70,34 +72,43 @@ class NearDedup(BarrierStage):
             total_bytes=sum((run.folder / f"{name}.bin").stat().st_size for name in names),
         )
         counts = [result["documents"] for result in run.input_results]
-        firsts = itertools.accumulate(counts, initial=0)
+        firsts = tuple(itertools.accumulate(counts, initial=0))
         yield Phase(
             name="near_dedup: drop",
             tasks=run.last_tasks(list(zip(run.inputs, run.outputs, firsts, strict=False))),
-            work=_DropNearDuplicates(run.folder, run.keep_dropped),
+            work=_DropNearDuplicates(run.folder, firsts, run.keep_dropped),
             total_bytes=run.input_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WriteBands:
-    """Writes the band hashes of a shard's documents, and the lengths of their texts in bytes."""
+    """Writes the band hashes of a shard's documents, the lengths of their texts in bytes, and their ids."""
 
     folder: Path
     minhash: MinHash
 
     def __call__(self, shard: Shard, report: Report) -> Done:
         paths = [self.folder / f"{kind}-{shard.number:05d}.bin" for kind in ("bands", "lengths")]
-        texts = (from_json_line(line).text for line in read_lines(shard, on_read=report))
-        with atomic_write(paths[0]) as bands_file, atomic_write(paths[1]) as lengths_file:
-            for block in _blocks(self._hash(texts, lengths_file)):
+        documents = read_shard(shard, on_read=report)
+        with (
+            atomic_write(paths[0]) as bands_file,
+            atomic_write(paths[1]) as lengths_file,
+            IdFile.written(self.folder, shard.number) as ids,
+        ):
+            for block in _blocks(self._hash(documents, lengths_file, ids)):
                 BandFile.write(bands_file, block)
-        return Done(files=[path.name for path in paths], result={})
+        names = [*(path.name for path in paths), *IdFile.names(shard.number)]
+        return Done(files=names, result={})
 
-    def _hash(self, texts: Iterator[str], lengths_file: IO[bytes]) -> Iterator[npt.NDArray[np.uint64]]:
-        for batch in _batches(texts):
-            lengths_file.write(np.array([text_bytes(text) for text in batch], "<i8").tobytes())
-            yield self.minhash.bands_of(batch)
+    def _hash(
+        self, documents: Iterator[Document], lengths_file: IO[bytes], ids: IdWriter
+    ) -> Iterator[npt.NDArray[np.uint64]]:
+        for batch in _batches(documents):
+            texts = [document.text for document in batch]
+            lengths_file.write(np.array(list(map(text_bytes, texts)), "<i8").tobytes())
+            ids.add([document.id for document in batch])
+            yield self.minhash.bands_of(texts)
 
 
 def _blocks(parts: Iterator[npt.NDArray[np.uint64]]) -> Iterator[npt.NDArray[np.uint64]]:
@@ -113,13 +124,13 @@ def _blocks(parts: Iterator[npt.NDArray[np.uint64]]) -> Iterator[npt.NDArray[np.
         yield np.concatenate(waiting)
 
 
-def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
-    """Yields texts in lists that hold about as many characters at most, but for a longer text."""
-    batch: list[str] = []
+def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
+    """Yields documents in lists of about as many characters at most, but for a longer text."""
+    batch: list[Document] = []
     characters = 0
-    for text in texts:
-        batch.append(text)
-        characters += len(text)
+    for document in documents:
+        batch.append(document)
+        characters += len(document.text)
         if characters >= _BATCH_CHARACTERS or len(batch) == BLOCK:
             yield batch
             batch, characters = [], 0
@@ -161,17 +172,22 @@ class _DropNearDuplicates:
     """Writes a shard without the documents for which another one is kept."""
 
     folder: Path
+    firsts: tuple[int, ...]
     keep_dropped: bool
 
     def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
         before, after, first = task_input
         sizes = np.fromfile(self.folder / f"lengths-{before.number:05d}.bin", "<i8")
         kept = np.fromfile(self.folder / "clusters-00000.bin", "<i8", len(sizes), offset=8 * first)
-        is_kept = kept == np.arange(first, first + len(kept))
+        ids = ShardIds(self.folder)
+        lines = read_lines(before, on_read=report)
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
-            for line, stays, size in zip(read_lines(before, on_read=report), is_kept, sizes, strict=True):
-                if stays:
+            for number, (line, instead, size) in enumerate(zip(lines, kept, sizes, strict=True), first):
+                if instead == number:
                     out.keep_line(line, int(size))
                 else:
-                    out.drop(from_json_line(line), "near_duplicate", "much the same as another")
+                    shard = bisect.bisect_right(self.firsts, instead) - 1
+                    because = f"kept in its place: {ids[shard, instead - self.firsts[shard]]}"
+                    document = from_json_line(line)
+                    out.drop(document, "near_duplicate", "much the same as another", because=because)
         return out.done()

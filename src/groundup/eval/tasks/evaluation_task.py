@@ -106,6 +106,7 @@ class EvaluationTask(abc.ABC):
     Each field has a default; a command line sets it as ``kind.field=value``.
     """
 
+    kind: str
     figures: ClassVar[Mapping[str, Figure]]
     """The figures that ``measure`` returns, in their order."""
     patterns: ClassVar[Sequence[str]] = ()

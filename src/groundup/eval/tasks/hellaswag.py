@@ -8,7 +8,8 @@ import re
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
-from groundup.eval.task_records import Record
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
+from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import MultipleChoice, Question, ask
 
 
@@ -21,7 +22,7 @@ class HellaSwag(MultipleChoice):
     """
 
     fields: ClassVar = "ctx_a, ctx_b and activity_label, or ctx; endings, label"
-    patterns: ClassVar = ("*hellaswag*val*.json*", "*hellaswag*.json*")
+    patterns: ClassVar = EVALUATION_SETS["hellaswag"].patterns
 
     kind: Literal["hellaswag"] = "hellaswag"
     prompt: Literal["lm-eval", "plain"] = "lm-eval"

@@ -15,6 +15,7 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import DataError
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
 from groundup.corpus.read_documents import read_documents
 from groundup.eval.detokenize import detokenize_wikitext
 from groundup.eval.scoring import Score
@@ -63,7 +64,7 @@ class Lambada(EvaluationTask):
         "right": Figure(unit="strict", better="higher"),
         "passages": Figure(),
     }
-    patterns: ClassVar = ("*lambada*test*.jsonl*",)
+    patterns: ClassVar = EVALUATION_SETS["lambada"].patterns
     reads_folders: ClassVar = True
 
     kind: Literal["lambada"] = "lambada"

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
 from groundup.core.errors import DataError
-from groundup.eval.task_records import Record, read_records
+from groundup.corpus.task_records import Record, read_records
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
 _LETTERS = ("A", "B", "C", "D")

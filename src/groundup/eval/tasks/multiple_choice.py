@@ -15,8 +15,8 @@ from typing import ClassVar
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import DataError
+from groundup.corpus.task_records import MissingFieldError, Record, read_records
 from groundup.eval.scoring import Request, Score
-from groundup.eval.task_records import MissingFieldError, Record, read_records
 from groundup.eval.tasks.evaluation_task import (
     EvaluationTask,
     Figure,

@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
 from groundup.core.errors import DataError
-from groundup.eval.task_records import Record, read_records
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
+from groundup.corpus.task_records import Record, read_records
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
 
@@ -20,7 +21,7 @@ class Piqa(MultipleChoice):
     """Asks which of two ways reaches a goal; labels may lie in the official file beside."""
 
     fields: ClassVar = "goal, sol1, sol2, label"
-    patterns: ClassVar = ("*piqa*val*.json*", "piqa/val*.json*")
+    patterns: ClassVar = EVALUATION_SETS["piqa"].patterns
 
     kind: Literal["piqa"] = "piqa"
 
@@ -42,18 +43,7 @@ class Piqa(MultipleChoice):
 
 def _choices(record: Record, inner: Record) -> tuple[list[str], int]:
     """Reads ``choices`` as a list of text and label (the authors'), or as two lists, and ``answerKey``."""
-    given = inner["choices"]
-    try:
-        if isinstance(given, dict):
-            labels, texts = list(given["label"]), list(given["text"])
-        else:
-            labels, texts = [choice["label"] for choice in given], [choice["text"] for choice in given]
-    except (KeyError, TypeError):
-        raise DataError(
-            f"field 'choices' is {given!r}, and must hold texts and labels",
-            where=record.where,
-            fix="Mend it.",
-        ) from None
+    labels, texts = inner.choices()
     return texts, record.index("answerKey", labels)
 
 
@@ -68,7 +58,7 @@ class ArcEasy(MultipleChoice):
     """Asks questions of natural science that simple methods answer."""
 
     fields: ClassVar = "question (with stem, choices) or question, choices; answerKey"
-    patterns: ClassVar[Sequence[str]] = ("*ARC-Easy*Test*.json*", "*arc_easy*.json*")
+    patterns: ClassVar[Sequence[str]] = EVALUATION_SETS["arc_easy"].patterns
 
     kind: Literal["arc_easy"] = "arc_easy"
 
@@ -84,7 +74,7 @@ class ArcChallenge(MultipleChoice):
     """Asks questions of natural science that simple methods fail."""
 
     fields: ClassVar = "question (with stem, choices) or question, choices; answerKey"
-    patterns: ClassVar = ("*ARC-Challenge*Test*.json*", "*arc_challenge*.json*")
+    patterns: ClassVar = EVALUATION_SETS["arc_challenge"].patterns
 
     kind: Literal["arc_challenge"] = "arc_challenge"
 
@@ -98,7 +88,7 @@ class OpenBookQa(MultipleChoice):
     """Asks questions of elementary science; the model completes the stem."""
 
     fields: ClassVar = "question (with stem, choices) or question_stem, choices; answerKey"
-    patterns: ClassVar = ("*openbookqa*test*.json*", "*OpenBookQA*/**/test*.json*")
+    patterns: ClassVar = EVALUATION_SETS["openbookqa"].patterns
 
     kind: Literal["openbookqa"] = "openbookqa"
 
@@ -114,12 +104,7 @@ class BoolQ(MultipleChoice):
     """Asks questions of yes or no about a passage."""
 
     fields: ClassVar = "passage, question, answer or label"
-    patterns: ClassVar = (
-        "*boolq*val*.json*",
-        "*boolq*dev*.json*",
-        "*BoolQ*/val*.json*",
-        "*boolq*/dev*.json*",
-    )
+    patterns: ClassVar = EVALUATION_SETS["boolq"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["boolq"] = "boolq"
@@ -137,7 +122,7 @@ class SciQ(MultipleChoice):
     """Asks questions of science with the passage that supports the answer."""
 
     fields: ClassVar = "support, question, distractor1 to 3, correct_answer"
-    patterns: ClassVar = ("*sciq*test*.json*", "*SciQ*/**/test*.json*")
+    patterns: ClassVar = EVALUATION_SETS["sciq"].patterns
 
     kind: Literal["sciq"] = "sciq"
 
@@ -153,7 +138,7 @@ class WinoGrande(MultipleChoice):
     """Asks which of two words fills the blank: that after which the rest of the sentence is more probable."""
 
     fields: ClassVar = "sentence, option1, option2, answer"
-    patterns: ClassVar = ("*winogrande*val*.json*", "*winogrande*dev*.json*", "*winogrande*/**/dev.json*")
+    patterns: ClassVar = EVALUATION_SETS["winogrande"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["winogrande"] = "winogrande"

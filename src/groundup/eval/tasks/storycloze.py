@@ -3,7 +3,8 @@
 from typing import ClassVar, Literal
 
 from groundup.core.config_class import config
-from groundup.eval.task_records import Record
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
+from groundup.corpus.task_records import Record
 from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Question, ask
 
 _OFFICIAL = (
@@ -21,7 +22,7 @@ class StoryCloze(MultipleChoice):
     """Asks which of two sentences ends a story."""
 
     fields: ClassVar = "InputSentence1 to 4, RandomFifthSentenceQuiz1 and 2, AnswerRightEnding"
-    patterns: ClassVar = ("*cloze*test*.*", "*cloze*val*.*", "*cloze*.*")
+    patterns: ClassVar = EVALUATION_SETS["storycloze"].patterns
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["storycloze"] = "storycloze"

@@ -15,6 +15,7 @@ from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
+from groundup.corpus.evaluation_sets import EVALUATION_SETS
 from groundup.corpus.line_blocks import decompressed
 from groundup.eval.detokenize import detokenize_wikitext
 from groundup.eval.perplexity import perplexity, token_byte_lengths
@@ -45,7 +46,7 @@ class WikiText(EvaluationTask):
         "tokens": Figure(),
         "words": Figure(),
     }
-    patterns: ClassVar = ("wiki.test.tokens*", "wiki.test.*")
+    patterns: ClassVar = EVALUATION_SETS["wikitext"].patterns
 
     kind: Literal["wikitext"] = "wikitext"
     stride: NotNegative = 32

@@ -20,6 +20,7 @@ from groundup.core.manifest import (
 from groundup.core.progress import Progress
 from groundup.core.vocabulary import padded_vocab_size, require_same_tokenizer
 from groundup.corpus.bad_records import BadRecordCounts
+from groundup.corpus.overlap_report import Overlaps
 from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import IndexedDataset, bin_path, idx_path, strip_ending
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -66,6 +67,7 @@ class TokensAbout:
         append_end_of_document: Whether each document ends with the end-of-document id.
         documents_open_with: The id that each document begins with, in data converted from flat shards.
         made_of: ``stat_fingerprint`` of the files that were merged.
+        overlaps: What its corpora hold of the items of evaluation tasks, where all of them say it.
         origins: A file of earlier versions that told where documents came from; no longer read.
     """
 
@@ -75,6 +77,7 @@ class TokensAbout:
     append_end_of_document: bool | None = None
     documents_open_with: NotNegative | None = None
     made_of: str | None = None
+    overlaps: Overlaps | None = None
     origins: str | None = None
 
 

@@ -18,6 +18,7 @@ from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordCounts
+from groundup.corpus.overlap_report import joint_overlaps
 from groundup.tokens.dataset.check import check_index, require_source_ids
 from groundup.tokens.dataset.dataset_manifest import (
     TokensAbout,
@@ -276,4 +277,5 @@ def _common_about(abouts: Sequence[TokensAbout]) -> dict[str, Any]:
     """The settings in which the manifests of all shards agree, as fields of ``TokensAbout``."""
     names = ("key", "append_end_of_document", "documents_open_with") if abouts else ()
     values = {name: {getattr(about, name) for about in abouts} for name in names}
-    return {name: found.pop() for name, found in values.items() if len(found) == 1}
+    common = {name: found.pop() for name, found in values.items() if len(found) == 1}
+    return {**common, "overlaps": joint_overlaps([about.overlaps for about in abouts])}

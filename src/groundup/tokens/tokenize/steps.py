@@ -262,6 +262,7 @@ class Build:
                 dtype=str(self.dtype),
                 key=key,
                 append_end_of_document=self.append,
+                overlaps=CorpusManifests().overlaps(self.files),
             ),
         )
         write_manifest(manifest_path(path), manifest)

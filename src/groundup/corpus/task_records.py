@@ -63,6 +63,20 @@ class Record:
             )
         return value
 
+    def choices(self) -> tuple[list[Any], list[str]]:
+        """Returns labels and texts of ``choices``: a list of objects with both, or an object of two lists."""
+        given = self["choices"]
+        try:
+            if isinstance(given, dict):
+                return list(given["label"]), list(given["text"])
+            return [choice["label"] for choice in given], [choice["text"] for choice in given]
+        except (KeyError, TypeError):
+            raise DataError(
+                f"field 'choices' is {given!r}, and must hold texts and labels",
+                where=self.where,
+                fix="Mend it.",
+            ) from None
+
     def index(self, name: str, labels: Sequence[object]) -> int:
         """Returns the place of a field's value among the labels that it may have, compared as text."""
         value = str(self[name]).strip()
