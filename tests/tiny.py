@@ -38,3 +38,21 @@ def tiny_model(name: str, *, seed: int = 0, **changes: Any) -> LoadedModel:
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return LoadedModel(config=config, model=model.eval(), tokenizer=tiny_tokenizer(), source=Path("tiny"))
+
+
+def spelling_model(text: str, *, ends: bool = False) -> LoadedModel:
+    """A model that goes on with a text's next token, in a circle or to its end; its tokens all differ."""
+    loaded = tiny_model("gpt2", tied_embedding=False)
+    ids = loaded.tokenizer.encode(text)
+    assert len(set(ids)) == len(ids)
+    following = [*ids[1:], loaded.tokenizer.end_of_document_id if ends else ids[0]]
+    model: Any = loaded.model
+    with torch.no_grad():
+        for parameter in model.layers.parameters():
+            parameter.zero_()
+        model.embed.positions.weight.zero_()
+        model.norm.weight.fill_(1)
+        model.norm.bias.zero_()
+        model.head.weight.zero_()
+        model.head.weight[following] = 10 * model.norm(model.embed.tokens.weight[ids])
+    return loaded

@@ -17,6 +17,9 @@ _EXTRAS = {
     "aiohttp": "crawl",
     "protego": "crawl",
     "fastwarc": "crawl",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
 }
 """Module -> the extra of the package that installs it."""
 

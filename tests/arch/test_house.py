@@ -54,6 +54,17 @@ def test_help_needs_no_torch():
     assert not modules_after(code) & {"torch", "transformers"}
 
 
+def test_a_config_that_is_not_there_needs_no_torch():
+    code = (
+        "from groundup.cli.app import run\n"
+        "try:\n"
+        "    run(['train', 'missing.yaml'])\n"
+        "except Exception as error:\n"
+        "    assert 'missing.yaml: cannot read' in str(error), error"
+    )
+    assert "torch" not in modules_after(code)
+
+
 def verbs():
     """Every verb of the command line as words."""
     app = build_app()

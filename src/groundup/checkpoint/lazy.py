@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,19 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 _SHOWN = 3
 
 
+@runtime_checkable
+class PartReader(Protocol):
+    """Reads a tensor, or a part of it alone."""
+
+    def __call__(self) -> Tensor:
+        """Reads the whole."""
+        ...
+
+    def part(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """Reads a rectangle."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LazyTensor:
     """A tensor on disk; ``read`` brings it to memory, on the CPU."""
@@ -35,6 +48,15 @@ class LazyTensor:
     def size_bytes(self) -> int:
         """Returns the bytes of its values."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+    def part(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        """Reads a rectangle of the tensor; without the rest where ``read`` is a ``PartReader``."""
+        if isinstance(self.read, PartReader):
+            return self.read.part(offset, shape)
+        values = self.read()
+        for dim, (begin, length) in enumerate(zip(offset, shape, strict=True)):
+            values = values.narrow(dim, begin, length)
+        return values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +120,7 @@ class LoadedModel:
         model: In evaluation mode, weights in fp32, on the device that was asked for.
         tokenizer: What its token ids mean.
         source: The folder it was read from.
+        step: Training step; 0 when unknown.
         bos_ids: Ids that stand before every prompt (the begin token of many Llamas); none for
             models trained here.
         companions: Chat template, generation settings and other files beside it.
@@ -107,6 +130,7 @@ class LoadedModel:
     model: nn.Module
     tokenizer: Tokenizer
     source: Path
+    step: int = 0
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
 
@@ -141,7 +165,7 @@ def as_lazy(loaded: LoadedModel) -> LazyModel:
     """Wraps a model that is in memory as one that could be on a disk."""
     weights = logical_weights(loaded.model, loaded.config)
     return LazyModel(
-        weights={name: in_memory(tensor) for name, tensor in weights.items()}, **_shared_fields(loaded)
+        weights={name: in_memory(tensor) for name, tensor in weights.items()}, **shared_fields(loaded)
     )
 
 
@@ -151,7 +175,7 @@ def load(stored: LazyModel, *, device: torch.device | str) -> LoadedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(pad(name, stored.weights[name].read(), stored.config))
-    return LoadedModel(model=model.eval(), **_shared_fields(stored))
+    return LoadedModel(model=model.eval(), **shared_fields(stored))
 
 
 def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
@@ -207,8 +231,10 @@ def require_finite_loss(loss: float, loaded: LoadedModel) -> None:
         )
 
 
-def _shared_fields(model: LazyModel | LoadedModel) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in ("config", "tokenizer", "source", "bos_ids", "companions")}
+def shared_fields(model: LazyModel | LoadedModel) -> dict[str, Any]:
+    """Returns what a model on a disk and in memory have in common, by the names of the fields."""
+    names = ("config", "tokenizer", "source", "step", "bos_ids", "companions")
+    return {name: getattr(model, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,8 +51,8 @@ _VERBS = {
     "tokens build": "tokens:build",
     "tokens inspect": "tokens_files:inspect",
     "tokens verify": "tokens_files:verify",
-    "tokens merge": "tokens:merge",
-    "tokens fetch": "tokens:fetch",
+    "tokens merge": "tokens_files:merge",
+    "tokens fetch": "tokens_files:fetch",
     "tokens plan": "tokens_plan:plan",
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
@@ -74,6 +74,8 @@ _VERBS = {
     "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",
+    "serve": "serve:serve",
+    "client": "client:client",
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

@@ -101,8 +101,10 @@ def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:
 
 
 def _report(proof: "Proof", dtype: str) -> None:
+    from groundup.checkpoint.lazy import dtype_name
+
     stored, out = proof.stored, proof.out
-    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in stored.weights.values()})
+    dtypes = sorted({dtype_name(tensor.dtype) for tensor in stored.weights.values()})
     size_bytes = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
     kept = ", with the optimizer's moments" if proof.has_moments else ""
     print(

@@ -2,8 +2,6 @@
 
 import json as json_format
 import re
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -79,11 +77,12 @@ def evaluate(
         out: Write all results to this JSON file, with every item's log-likelihoods.
         json: Print one JSON object a task instead of a table.
     """
-    from groundup.core.config import to_dict
+    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
     from groundup.core.files import require_writable
-    from groundup.eval.results_file import results_tree, write_results
+    from groundup.eval.measure import measure
+    from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
-    from groundup.parallel.device import choose_device, choose_precision
+    from groundup.parallel.device import choose_precision
 
     if stray := [word for word in options if "=" not in word]:
         raise ConfigError(
@@ -97,30 +96,26 @@ def evaluate(
     if not files:
         raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
     kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
+    layout, settings = layout_of(settings)
     chosen = configured_tasks(kinds, settings)
     if out:
         require_writable(out.parent, where="--out")
-    loaded = model.open(path)
-    trees = []
-    for task in (task.for_model(loaded) for task in chosen):
-        mine = _files_of(task, files) if len(chosen) > 1 else files
-        began = time.monotonic()
-        with choose_precision(precision, choose_device(model.device)).autocast():
-            results = task.measure(loaded, mine)
-        seconds = time.monotonic() - began
-        trees.append(results_tree(task, results, data=mine, seconds=seconds))
-        plain = to_dict(task)
-        kind = plain.pop("kind")
-        if json:
-            about = {"task": kind, "model": str(loaded.source), "data": [str(item) for item in mine]}
-            found = {"standard_errors": dict(results.standard_errors), "num_truncated": results.num_truncated}
-            print(json_format.dumps({**about, "ema": model.ema, **plain, **results.figures, **found}))
-        else:
-            print(f"{kind} of {loaded.source} on {', '.join(map(str, mine))}")
-            _print_table(task, results, seconds)
-            _print_items(results, show)
-    if out:
-        write_results(out, str(loaded.source), trees)
+    start_ranks(layout)
+    with joined(layout, model.device) as mesh:
+        loaded = open_over_ranks(path, model, mesh, precision)
+        trees = []
+        for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
+            if not mesh.is_first:
+                continue
+            trees.append(found.tree)
+            if json:
+                print(json_format.dumps(found.in_one_line(loaded.source, ema=model.ema)))
+            else:
+                print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
+                _print_table(found.task, found.results, found.seconds)
+                _print_items(found.results, show)
+        if out and mesh.is_first:
+            write_results(out, str(loaded.source), trees)
 
 
 def compare(first: Path, second: Path) -> None:
@@ -146,16 +141,6 @@ def compare(first: Path, second: Path) -> None:
             f"{found.task:<14}{found.figure.replace('_', ' '):<26}{found.num_items:>7,}{found.first:>10.4f}"
             f"{found.second:>10.4f}{change:>20}{found.p_value:>8.3f}"
         )
-
-
-def _files_of(task: "EvaluationTask", files: Sequence[Path]) -> list[Path]:
-    """Returns the files that are the task's by their names, and folders with such, where there are some."""
-    named = [
-        path
-        for path in files
-        if any(path.match(glob) or next(path.rglob(glob), None) for glob in task.patterns)
-    ]
-    return named or list(files)
 
 
 def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> None:

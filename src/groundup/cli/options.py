@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, DataError
 from groundup.corpus.bad_records import Action, BadRecordPolicy
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
@@ -126,6 +126,40 @@ class ModelOptions:
         return open_model(path, device=choose_device(self.device), ema=self.ema)
 
 
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeyOptions:
+    """The key of a service.
+
+    Attributes:
+        api_key: Sent as `Authorization: Bearer KEY`; the list of processes shows it to other users.
+        api_key_file: A file that holds the key.
+    """
+
+    api_key: str | None = None
+    api_key_file: Path | None = None
+
+    def read(self) -> str | None:
+        """Returns the key; None where none is given.
+
+        Raises:
+            ConfigError: Two are given, or one that no header can hold.
+            DataError: The file cannot be read.
+        """
+        key = self.api_key
+        if self.api_key_file is not None:
+            if key is not None:
+                raise ConfigError("--api-key and --api-key-file are both given", fix="Give one of them.")
+            try:
+                key = self.api_key_file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise DataError(f"cannot read the key ({error})", where=self.api_key_file) from None
+        if key is not None and not (key and key.isascii() and key.isprintable()):
+            raise ConfigError("the API key is not one line of printable ASCII", fix="Choose another.")
+        return key
+
+
+NO_KEY = KeyOptions()
 NO_TOKENIZER = TokenizerOptions()
 NO_DATA_TOKENIZER = DataTokenizerOptions()
 MODEL_AS_IT_IS = ModelOptions()

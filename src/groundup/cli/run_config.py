@@ -45,12 +45,13 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
     """
     from groundup.core.config import Resolved, from_tree
     from groundup.core.config_sources import merged
-    from groundup.train.config import TrainConfig
 
     file, overrides = file_and_overrides(file, overrides)
     if file is None and not overrides:
         raise ConfigError("there is nothing to train yet", fix=_how_to_begin())
     tree, origins = merged(file, overrides, presets(), _model_of_start)
+    from groundup.train.config import TrainConfig  # imports torch: not before the file is found
+
     try:
         config = from_tree(TrainConfig, tree, origins)
     except ConfigError as error:

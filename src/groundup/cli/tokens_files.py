@@ -1,4 +1,4 @@
-"""``groundup tokens inspect`` and ``verify``: what token files hold, and whether it is sound."""
+"""``groundup tokens inspect``, ``verify``, ``merge`` and ``fetch``: files of tokens that are there."""
 
 import sys
 from collections.abc import Iterator
@@ -9,12 +9,15 @@ import numpy as np
 from groundup.cli.options import NO_DATA_TOKENIZER, DataTokenizerOptions
 from groundup.cli.printing import print_rows
 from groundup.core.log import logger
+from groundup.core.progress import human_count
 from groundup.corpus.bad_records import summary_of
 from groundup.tokens.dataset.check import check_ids, check_index
 from groundup.tokens.dataset.dataset_manifest import common_tokenizer, find_manifest, require_as_recorded
+from groundup.tokens.dataset.fetch import fetch_tokens
 from groundup.tokens.dataset.flat import FlatShards
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.dataset.indexed_shards import IndexedShards
+from groundup.tokens.dataset.merge import merge_tokens
 from groundup.tokens.dataset.open import open_source
 from groundup.tokens.dataset.token_source import TokenSource
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -89,6 +92,76 @@ def verify(
     said = f"{', '.join(right[:-1])} and {right[-1]} are" if len(right) > 1 else f"{right[0]} is"
     rest = f"; unchecked: {', '.join(unchecked)}" if unchecked else ""
     sys.stdout.write(f"{source.name}: {said} right{rest}\n")
+
+
+def merge(
+    *sources: Path,
+    prefix: Path,
+    tokenizer: DataTokenizerOptions = NO_DATA_TOKENIZER,
+) -> None:
+    """Merge token files into one PREFIX.bin and PREFIX.idx.
+
+    Parts in Megatron-LM's format give byte for byte what its merge_datasets.py gives, in the order named; a
+    folder stands for its parts in the order of their names. Shards of build-nanogpt and llm.c are converted:
+    their stream of tokens stays as it is, and each document begins with the id that opens it there. Run
+    again with unchanged files, it finds its work done (where the tokenizer is known).
+
+    For example:
+
+        groundup tokens merge parts/ --prefix data/all
+        groundup tokens merge books_text_document wiki_text_document --prefix data/books_and_wiki
+        groundup tokens merge 'edu_fineweb10B/*train*.npy' --prefix data/fineweb_train --tokenizer gpt2
+
+    Args:
+        sources: Prefixes, shards, folders and quoted globs, all of one kind and one tokenizer.
+        prefix: Of what is written.
+    """
+    report = merge_tokens(
+        sources,
+        prefix,
+        tokenizer=tokenizer.find(),
+        end_of_document_id=tokenizer.end_of_document_id,
+    )
+    sys.stdout.write(
+        f"{report.prefix}{' (was there already)' if report.reused else ''}\n"
+        f"  {report.num_documents:,} documents, {report.num_tokens:,} tokens,"
+        f" merged files: {report.num_shards:,}\n"
+    )
+
+
+def fetch(*urls: str, prefix: Path, connections: int = 8) -> None:
+    """Fetch token files from object storage or a web server, to train on them from a local disk.
+
+    A dataset in Megatron-LM's format comes with its manifest, document sources and tokenizer, where it
+    has them. Files are verified by the checksums in the manifest; without one, by the sizes that headers
+    tell. Each appears when it is whole. Run again, after Ctrl-C or a kill too, it verifies the files that
+    are there and fetches the others; to continue within a file, use the store's own tool and then
+    `groundup tokens verify`.
+
+    Needs pip install 'groundup[remote]', and for S3 s3fs, for Google Cloud gcsfs, for Azure adlfs.
+    Credentials are the store's own matter; for public buckets of S3 set FSSPEC_S3_ANON=true.
+
+    For example:
+
+        groundup tokens fetch s3://bucket/data/web_text_document --prefix /nvme/web_text_document
+        groundup tokens fetch gs://bucket/edu_fineweb10B --prefix /nvme/edu_fineweb10B
+        groundup tokens fetch https://host/shards/fineweb_train_{000001..000010}.bin --prefix /nvme/fineweb
+
+    Args:
+        urls: Prefixes of datasets, shards, folders and quoted globs, of one store. A web server lists no
+            folder as a rule: there, name each prefix or shard.
+        prefix: Of the dataset here, when there is one URL and it is a dataset's prefix; else the folder to
+            put everything into, under the names it has there.
+        connections: Files at a time.
+    """
+    report = fetch_tokens(urls, prefix, connections=connections)
+    for path in report.paths:
+        sys.stdout.write(f"{path}\n")
+    there = f", {report.num_there:,} were there already" if report.num_there else ""
+    right = "checksums are right" if report.with_checksums else "sizes are right (not all have a manifest)"
+    sys.stdout.write(
+        f"  {human_count(report.fetched_bytes)}B fetched ({report.num_fetched:,} files{there}); {right}\n"
+    )
 
 
 def _open(data: Path, options: DataTokenizerOptions) -> tuple[TokenSource, Tokenizer | None]:

@@ -240,7 +240,7 @@ def evaluate(run: "Run", dataset: "Samples", num_batches: int) -> "Evaluation":
 def complete(run: "Run") -> str:
     """Completes ``config.sample.prompt``."""
     from groundup.checkpoint.lazy import LoadedModel
-    from groundup.cli.generate import prompt_ids
+    from groundup.cli.completion import prompt_ids
     from groundup.inference.engine import Engine
     from groundup.inference.sampler import Sampling
 

@@ -1,4 +1,4 @@
-"""Joining files without their content passing through this process."""
+"""Concatenates files in the kernel, without reading them into this process."""
 
 import errno
 import os

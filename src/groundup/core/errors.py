@@ -1,8 +1,8 @@
-"""Errors that are the user's to mend: printed as one paragraph, without a traceback."""
+"""Errors that the user can correct: they are printed as one paragraph, without a traceback."""
 
 
 class GroundupError(Exception):
-    """Something the user can mend.
+    """An error that the user can correct.
 
     The message is one paragraph: *where*: *what happened*. *what to do*.
 

@@ -1,7 +1,8 @@
-"""Files and folders that are either whole or absent: atomic writes, checksums, and whether there is room."""
+"""Writes files and folders atomically; checksums; checks of free space."""
 
 import contextlib
 import errno
+import glob
 import json
 import os
 import shutil
@@ -69,8 +70,13 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def temporary_path(path: Path, *, shared: bool = False) -> Path:
-    """The hidden name beside ``path`` under which this process, or several (``shared``), prepare it."""
+    """Returns a hidden name beside ``path`` to write to first: of this process or of several (``shared``)."""
     return path.with_name(f".{path.name}.tmp" if shared else f".{path.name}.{os.getpid()}.tmp")
+
+
+def unfinished(folder: Path, beginning: str = "") -> list[Path]:
+    """Finds the temporary files that killed processes left for names that begin like this."""
+    return list(folder.glob(f".{glob.escape(beginning)}*.tmp"))
 
 
 def fsync_tree(folder: Path) -> None:
@@ -94,7 +100,7 @@ def fsync_file(path: Path) -> None:
 
 
 def user_cache_dir(name: str) -> Path:
-    """Where what can be made again is kept for the user: below ``$XDG_CACHE_HOME``, or ``~/.cache``.
+    """Returns the user's cache folder of this name: below ``$XDG_CACHE_HOME``, or ``~/.cache``.
 
     Raises:
         RuntimeError: There is no such variable, and the user has no home.
@@ -126,7 +132,7 @@ def read_json(path: Path) -> Any:
 
 
 def checksum(path: Path, *, on_read: Callable[[int], None] | None = None) -> str:
-    """The xxh3-128 of a file's content, as ``xxh3:<32 hex digits>``; ``on_read`` is told of each piece."""
+    """Returns the xxh3-128 of a file, as ``xxh3:<32 hex digits>``; ``on_read`` gets the size of each read."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""A folder in which one process works at a time, be it on one machine or on a file system of several.
+"""Lets one process at a time work in a folder, on one machine or on a shared file system.
 
 Two files say so. ``lock`` is locked by the kernel, which knows at once whether the holder lives, but not on
 every file system and often not across machines. ``lock.json`` names the holder, who renews its time every few
@@ -50,7 +50,7 @@ class Holder:
 
     @classmethod
     def this_process(cls, doing: str, launch: str = "") -> "Holder":
-        """What others are to know of this process."""
+        """Returns what other processes need to know of this one."""
         return cls(
             doing=doing,
             process=os.getpid(),
@@ -63,16 +63,16 @@ class Holder:
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, a process that this one could see."""
+        """Tells whether it is, or was, a process that this one can see."""
         return self.machine == _machine()
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs; asked of a process of this machine."""
+        """Tells whether a process of this machine still runs."""
         return _started(self.process) == self.started != ""
 
     def refusal(self, folder: Path) -> MachineError:
-        """What to say to another process."""
+        """Returns the error for another process that wants the folder."""
         return MachineError(
             f"process {self.process} on {self.host} is {self.doing} in this folder since {self.since}",
             where=folder,
@@ -89,7 +89,7 @@ def locked_folder(
     beat_seconds: float = _BEAT_SECONDS,
     stale_seconds: float = _STALE_SECONDS,
 ) -> Iterator[None]:
-    """Holds a folder while entered. A living holder is named at once; what a dead one held is taken over.
+    """Locks a folder while entered. A living holder is named at once; the lock of a dead one is taken over.
 
     One on another machine that gave a sign of life within the last minute is watched until the next sign, or
     for the rest of that minute.
@@ -143,7 +143,7 @@ def require_unlocked(folder: Path, *, launch: str = "") -> None:
 
 
 def _outlive(path: Path, beat_seconds: float, stale_seconds: float) -> None:
-    """Returns once the named holder is surely gone.
+    """Waits until the named holder is certainly gone.
 
     Raises:
         MachineError: It is alive.
@@ -178,7 +178,7 @@ def _beat(path: Path, ended: threading.Event, seconds: float) -> None:
 
 
 def _read(path: Path) -> Holder | None:
-    """The holder that a file names; None where there is none, or the file is no such."""
+    """Reads the holder from a lock file; None where the file is missing or malformed."""
     try:
         return Holder(**read_json(path))
     except (DataError, TypeError, OSError):
@@ -186,7 +186,7 @@ def _read(path: Path) -> Holder | None:
 
 
 def _time_of(path: Path) -> float:
-    """When a file was changed, 0 where it is gone; opened, so that NFS asks the server."""
+    """Returns a file's time of change, 0 where it is gone; it is opened, so that NFS asks the server."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_mtime
@@ -195,7 +195,7 @@ def _time_of(path: Path) -> float:
 
 
 def _machine() -> str:
-    """Equal for processes that see each other: of one machine since its last start, and of one container."""
+    """Identifies machine, boot and container: it is equal for processes that see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -204,7 +204,7 @@ def _machine() -> str:
 
 
 def _started(process: int) -> str:
-    """When a process of this machine started; empty where there is no such process, or it has ended."""
+    """Returns the start time of a process of this machine; empty where it does not exist or has ended."""
     try:
         after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""A line at the bottom of a terminal that tells what goes on; what is written meanwhile stands above it."""
+"""Shows a status line at the bottom of a terminal; other output is written above it."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ class LiveLine:
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a terminal to show it on."""
+        """Tells whether stderr is a terminal."""
         return self._thread is not None
 
     def __enter__(self) -> Self:
@@ -56,7 +56,7 @@ class LiveLine:
         self._clear()
 
     def write_above(self, stream: TextIO, text: str) -> int:
-        """Writes what others say, in place of the line, which comes again below it."""
+        """Writes text in place of the line, which is drawn again below it."""
         with self._lock:
             self._clear()
             self._is_line_begun = bool(text) and not text.endswith("\n")
@@ -86,7 +86,7 @@ class LiveLine:
 
 
 class _Above:
-    """A stream whose text is written above the line."""
+    """A stream that writes its text above the line."""
 
     def __init__(self, stream: TextIO, line: LiveLine) -> None:
         self._stream = stream
@@ -103,7 +103,7 @@ class _Above:
 
 
 def cut(text: str, columns: int) -> str:
-    """The text, cut where it would be wider; characters of East Asian scripts take two columns."""
+    """Cuts a text to a width in columns; wide characters of East Asian scripts take two."""
     widths = [2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text]
     if sum(widths) <= columns:
         return text

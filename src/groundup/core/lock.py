@@ -1,4 +1,4 @@
-"""Locks between processes that end with their holder, however it ends."""
+"""Locks between processes that are released when their holder ends, however it ends."""
 
 import contextlib
 import errno

@@ -3,7 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,9 +25,7 @@ class FileRecord:
 
 def write_manifest(path: Path, manifest: Any) -> None:
     """Writes a manifest, an instance of a config class, as JSON, atomically; fields of None are left out."""
-    from groundup.core.config import to_dict
-
-    write_json(path, _without_none(manifest, to_dict(manifest)))
+    write_json(path, _plain(manifest))
 
 
 def read_manifest(path: Path, cls: type[T]) -> T:
@@ -69,13 +68,21 @@ def manifest_from(value: Any, cls: type[T], *, where: object) -> T:
         raise DataError(f"the manifest is damaged: {error}", where=where, fix=_FIX) from None
 
 
-def _without_none(manifest: Any, plain: dict[str, Any]) -> dict[str, Any]:
-    nested = {name: getattr(manifest, name) for name in plain}
-    return {
-        name: _without_none(nested[name], value) if dataclasses.is_dataclass(nested[name]) else value
-        for name, value in plain.items()
-        if value is not None
-    }
+def _plain(value: Any) -> Any:
+    """What JSON can hold of a manifest; pydantic, which reads one, takes 70 ms to import."""
+    match value:
+        case Mapping():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case Path():
+            return str(value)
+        case float() if not math.isfinite(value):
+            return repr(value)
+    if dataclasses.is_dataclass(value):
+        named = {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: item for name, item in named.items() if item is not None}
+    return value
 
 
 def fingerprint(value: Any) -> str:

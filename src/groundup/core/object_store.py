@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import glob
 import importlib
 import threading
 import urllib.parse
@@ -13,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.core.files import DISK_IS_FULL, atomic_write, checksum
+from groundup.core.files import DISK_IS_FULL, atomic_write, checksum, unfinished
 from groundup.core.log import logger
 
 T = TypeVar("T")
@@ -38,17 +37,17 @@ class Download:
 
 
 def is_web(url: str) -> bool:
-    """Whether a URL is of a web server, most of which list no folder."""
+    """Tells whether a URL is on a web server; most of these cannot list folders."""
     return url.partition("://")[0] in _WEB
 
 
 def name_of(url: str) -> str:
-    """The last part of the path of a URL."""
+    """Returns the last part of the path of a URL."""
     return PurePosixPath(urllib.parse.urlsplit(url).path if is_web(url) else url).name
 
 
 def is_pattern(url: str) -> bool:
-    """Whether a URL holds wildcards; a ``?`` of a web server begins its query."""
+    """Tells whether a URL has wildcards; on a web server ``?`` begins the query."""
     return any(character in url for character in ("*[" if is_web(url) else "*[?"))
 
 
@@ -69,7 +68,7 @@ class ObjectStore:
         self._stamina.instrumentation.set_on_retry_hooks([_log_retry])
 
     def size(self, url: str) -> int | None:
-        """The bytes of a file; None where there is none, or none that may be read.
+        """Returns the size of a file in bytes; None where it does not exist or may not be read.
 
         Raises:
             DataError: The server does not tell.
@@ -84,21 +83,21 @@ class ObjectStore:
         return int(info["size"])
 
     def files(self, url: str) -> list[str]:
-        """The URLs of the files in a folder, or of those that a pattern matches; none if it is not listed."""
+        """Lists the URLs in a folder or of a pattern; empty where the store cannot list it."""
         pattern = url if is_pattern(url) else url.rstrip("/") + "/*"
         found = self.with_retries(functools.partial(self._filesystem.glob, detail=True), pattern)
         files = [name for name, info in found.items() if info["type"] == "file"]
         return sorted(self._filesystem.unstrip_protocol(name) for name in files)
 
     def read(self, url: str) -> bytes:
-        """The whole content of a small file."""
+        """Reads a small file whole."""
         content: bytes = self.with_retries(self._filesystem.cat_file, url)
         return content
 
     def get(
         self, downloads: Sequence[Download], *, on_read: Callable[[int], None], connections: int = 8
     ) -> None:
-        """Downloads files, each of which appears whole and verified or not at all.
+        """Downloads files; each appears complete and verified, or not at all.
 
         Args:
             downloads: What to download; existing files are replaced.
@@ -121,11 +120,11 @@ class ObjectStore:
                     pass
         finally:
             for path in (download.path for download in downloads):  # what a killed process has left, too
-                for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-                    unfinished.unlink(missing_ok=True)
+                for left in unfinished(path.parent, f"{path.name}."):
+                    left.unlink(missing_ok=True)
 
     def put(self, path: Path, url: str, *, on_write: Callable[[int], None]) -> None:
-        """Uploads a file; ``on_write`` is told as that of ``get``."""
+        """Uploads a file; ``on_write`` gets the bytes of each part, as ``on_read`` of ``get``."""
 
         def upload(url: str) -> None:
             with self._counted(path.stat().st_size, on_write) as callback:
@@ -134,7 +133,7 @@ class ObjectStore:
         self.with_retries(upload, url, what="written")
 
     def with_retries(self, action: Callable[[str], T], url: str, *, what: str = "read") -> T:
-        """The result of ``action(url)``; ``what`` could not be done, for the message.
+        """Returns ``action(url)``, retried; ``what`` names the action in the error message.
 
         Raises:
             MachineError: It failed for a permanent reason, or at every attempt.
@@ -178,7 +177,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _counted(self, size: int, on_bytes: Callable[[int], None]) -> Iterator[Any]:
-        """A callback of fsspec that tells the bytes of one transfer, and takes them back if it fails."""
+        """Reports the bytes of one transfer through fsspec's callback, and subtracts them if it fails."""
         told = 0
 
         def tell(_: int | None, value: int, **__: Any) -> None:
@@ -195,7 +194,7 @@ class ObjectStore:
 
 
 def _libraries(url: str) -> tuple[Any, Any, Any]:
-    """The file system of a URL, stamina, and the callbacks of fsspec."""
+    """Imports what is needed: the file system of a URL, stamina, and fsspec's callbacks."""
     protocol = url.partition("://")[0]
     options: dict[str, Any] = {"auto_mkdir": True} if protocol == "file" else {}
     try:
@@ -232,13 +231,13 @@ def _is_transient(error: Exception) -> bool:
 
 
 def _status(error: BaseException) -> int:
-    """The HTTP status that an error tells of; 0 where it tells none."""
+    """Returns the HTTP status of an error; 0 where it has none."""
     told: Any = getattr(error, "status", None) or getattr(error, "code", None)
     return int(told) if str(told).isdigit() else 0
 
 
 def _log_retry(details: Any) -> None:
-    """Says what stamina repeats, as its ``RetryDetails`` tell."""
+    """Logs a retry, from stamina's ``RetryDetails``."""
     cause = _described(details.caused_by)
     logger.info("%s: %s; trying again in %.0f s", details.args[0], cause, details.wait_for)
 

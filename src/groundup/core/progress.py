@@ -71,7 +71,7 @@ class Progress:
             )
 
     def add(self, amount: float, note: str = "") -> None:
-        """Counts ``amount`` more as done; ``note`` replaces the text behind the figures."""
+        """Counts ``amount`` more as done; ``note`` replaces the text after the figures."""
         self.done += amount
         if note:
             self.note = note
@@ -81,7 +81,7 @@ class Progress:
             logger.info("%s", self.line())
 
     def line(self) -> str:
-        """The present state in one line."""
+        """Returns the current state as one line."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
         rate = self.done / elapsed
         parts = [f"{self.stage}: {human_count(self.done)}"]

@@ -13,7 +13,7 @@ VOCAB_MULTIPLE = 128
 
 
 def padded_vocab_size(vocab_size: int, multiple: int = VOCAB_MULTIPLE) -> int:
-    """The least multiple that holds the vocabulary: the number of rows of an embedding."""
+    """Rounds the vocabulary up to a multiple: the number of rows of an embedding."""
     return -(-vocab_size // multiple) * multiple
 
 
@@ -25,7 +25,7 @@ def require_token_ids(
     where: object = "",
     padding: int | None = None,
 ) -> None:
-    """Whether token ids are in a vocabulary.
+    """Checks that token ids are in a vocabulary.
 
     Args:
         ids: Any integers, of any shape.
@@ -48,7 +48,7 @@ def require_token_ids(
 
 
 def not_in_vocabulary(number: int, vocab_size: int, *, place: str = "", where: object = "") -> DataError:
-    """The refusal of a token id that is not in a vocabulary."""
+    """Returns the error for a token id outside a vocabulary."""
     return DataError(
         f"token {number}{place and f' at {place}'} is outside the vocabulary of {vocab_size:,} ids",
         where=where,
@@ -67,7 +67,7 @@ def require_same_tokenizer(
     fix: str,
     error: type[GroundupError] = DataError,
 ) -> None:
-    """Whether two things are of one tokenizer.
+    """Checks that two things were made with the same tokenizer.
 
     Args:
         found: Fingerprint of the tokenizer of the one.

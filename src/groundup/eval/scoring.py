@@ -3,7 +3,9 @@
 Every task and the perplexity of texts stand on this. Requests with the same context share its forward pass:
 their continuations stand behind it in one row, under a mask that keeps them apart.
 
-Shapes: B rows, T tokens of the longest, M scored tokens, C of a chunk, R banned, D model, V true vocabulary.
+Over the ranks of a ``ParallelModel`` each replica takes other micro-batches, and every rank gets all scores.
+
+Shapes: R banned.
 """
 
 import dataclasses
@@ -13,21 +15,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from groundup.core.errors import DataError, MachineError
-from groundup.models import ModelConfig, evaluating, lm_head
-from groundup.models.masks import BranchMask
+from groundup.eval.scored_rows import Found, Ids, Row, score_rows
+from groundup.models import ModelConfig
+from groundup.parallel.parallel_model import ParallelModel
 
-_LOGITS_BYTES = 64 << 20
-"""Most memory that the fp32 logits of a chunk of tokens take."""
 _CPU_TOKENS = 512
 """Tokens of a micro-batch on a CPU: more are no faster there."""
 _GPU_TOKENS = 1 << 16
 _ACTIVATIONS = 64
 """Bytes that a token needs for each unit of the model's width, at most, in a forward pass."""
-
-Ids = npt.NDArray[np.int64]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,19 +80,6 @@ class Score:
         return len(self.logprobs)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Row:
-    """A context with its continuations, of which none needs its last token as input."""
-
-    ids: Ids
-    positions: Ids
-    branches: Ids
-    columns: Ids  # where in the row each target is predicted
-    targets: Ids
-    requests: list[int]
-    lengths: list[int]  # targets of each request
-
-
 def loglikelihood(
     model: nn.Module,
     config: ModelConfig,
@@ -119,28 +105,27 @@ def loglikelihood(
         DataError: A continuation is empty or longer than the model's context.
         MachineError: The memory does not hold a single context.
     """
-    device = next(model.parameters()).device
+    over = model if isinstance(model, ParallelModel) else ParallelModel(model)
     fitted = [_fit(request, config.max_sequence_length) for request in requests]
     rows = sorted(_rows(fitted, share), key=lambda row: len(row.ids))
     scores: list[Score | None] = [None] * len(requests)
-    banned_R = torch.tensor(list(banned_ids), dtype=torch.int64, device=device)
-    limit = _tokens_at_once(config, device)
-    with evaluating(model), torch.inference_mode():
+    banned_R = torch.tensor(list(banned_ids), dtype=torch.int64, device=over.device)
+    limit = min(over.mesh.all_gather(_tokens_at_once(config, over.device)))
+    with over.evaluation():
         while rows:
-            batch = rows[-_batch_rows(rows, batch_size, limit) :]
-            try:
-                found = _score(model, config.vocab_size, batch, banned_R)
-            except RuntimeError as error:
-                if not _is_out_of_memory(error):
-                    raise
-                if len(batch) == 1:
+            batches = _next_batches(rows, over.num_replicas * over.micro_batches_at_once, batch_size, limit)
+            every = over.mesh.all_gather(_try(over, config.vocab_size, batches, banned_R))
+            if None in every:
+                longest = max(map(len, batches))
+                if longest == 1:
                     raise MachineError(
-                        f"the memory does not hold one text of {len(batch[0].ids):,} tokens",
+                        f"the memory does not hold one text of {len(batches[0][0].ids):,} tokens",
                         fix="Use a smaller model, or another --device.",
-                    ) from None
-                batch_size = len(batch) // 2
+                    )
+                batch_size = longest // 2
                 continue
-            del rows[-len(batch) :]
+            del rows[-sum(map(len, batches)) :]
+            found = [pair for part in every for pair in part]
             for number, parts in found:
                 truncated = len(requests[number].context) - len(fitted[number].context)
                 scores[number] = Score(**parts, num_bytes=requests[number].num_bytes, num_truncated=truncated)
@@ -183,7 +168,7 @@ def _fit(request: Request, longest: int) -> Request:
     return dataclasses.replace(request, context=kept)
 
 
-def _rows(requests: Sequence[Request], share: bool) -> Iterator[_Row]:
+def _rows(requests: Sequence[Request], share: bool) -> Iterator[Row]:
     groups: dict[Any, list[int]] = {}
     for number, request in enumerate(requests):
         groups.setdefault(request.context.tobytes() if share else number, []).append(number)
@@ -200,7 +185,7 @@ def _rows(requests: Sequence[Request], share: bool) -> Iterator[_Row]:
             branches.append(np.full(read, branch))
             columns.append(np.r_[known - 1, end : end + read])
             end += read
-        yield _Row(
+        yield Row(
             ids=np.concatenate(ids),
             positions=np.concatenate(positions),
             branches=np.concatenate(branches),
@@ -211,9 +196,39 @@ def _rows(requests: Sequence[Request], share: bool) -> Iterator[_Row]:
         )
 
 
-def _batch_rows(rows: Sequence[_Row], batch_size: int, limit: int) -> int:
-    """Says how many of the last rows, the longest of which is the last, are read at once."""
-    return min(len(rows), batch_size or max(1, limit // len(rows[-1].ids)))
+def _next_batches(rows: Sequence[Row], count: int, batch_size: int, limit: int) -> list[Sequence[Row]]:
+    """Returns so many micro-batches of the last rows, which are the longest, or as many as there are."""
+    batches: list[Sequence[Row]] = []
+    left = len(rows)
+    while left and len(batches) < count:
+        even = -(-left // (count - len(batches)))
+        size = min(even, batch_size or max(1, limit // len(rows[left - 1].ids)))
+        batches.append(rows[left - size : left])
+        left -= size
+    return batches
+
+
+def _try(
+    model: ParallelModel, vocab_size: int, batches: Sequence[Sequence[Row]], banned_R: torch.Tensor
+) -> Found | None:
+    """Scores this rank's share of micro-batches, each once over all ranks; None where the memory is full."""
+    mine = list(range(model.replica, len(batches), model.num_replicas))
+    # Ranks that share weights compute as often as the others: what one has too many counts nowhere.
+    missing = -(-len(batches) // model.num_replicas) - len(mine) if model.shares_weights else 0
+    filled = [*mine, *[0] * missing]
+    try:
+        found = score_rows(model, vocab_size, [batches[number] for number in filled], banned_R)
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        if model.is_independent:
+            return None
+        # The others wait within the forward pass, and cannot be told.
+        raise MachineError(
+            f"the memory does not hold {max(map(len, batches))} texts of {len(batches[0][-1].ids):,} tokens",
+            fix="Set batch_size of the task, say perplexity.batch_size=1, or choose a higher layout.tp.",
+        ) from None
+    return [pair for part in found[: len(mine)] for pair in part] if model.tells else []
 
 
 def _tokens_at_once(config: ModelConfig, device: torch.device) -> int:
@@ -225,51 +240,3 @@ def _tokens_at_once(config: ModelConfig, device: torch.device) -> int:
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _score(
-    model: Any, vocab_size: int, batch: Sequence[_Row], banned_R: Tensor
-) -> list[tuple[int, dict[str, Any]]]:
-    """Returns the number of each request of a micro-batch with its log-probabilities and choices."""
-    device = banned_R.device
-    width = len(batch[-1].ids)
-    shape = (3, len(batch), width)
-    inputs = np.zeros(shape, dtype=np.int64)  # causal: padding behind cannot matter
-    for number, row in enumerate(batch):
-        inputs[:, number, : len(row.ids)] = row.ids, row.positions, row.branches
-    tokens_BT, positions_BT, branches_BT = torch.from_numpy(inputs).to(device)
-    mask = BranchMask(branches_BT) if any(len(row.requests) > 1 for row in batch) else None
-    hidden_BTD = model(tokens_BT, positions_BT=positions_BT, mask=mask)
-    flat_M = np.concatenate([number * width + row.columns for number, row in enumerate(batch)])
-    hidden_MD = hidden_BTD.flatten(0, 1)[torch.from_numpy(flat_M).to(device)]
-    targets_M = torch.from_numpy(np.concatenate([row.targets for row in batch])).to(device)
-    chunk = max(1, _LOGITS_BYTES // (4 * vocab_size))
-    parts = [
-        _choices(lm_head(model, hidden_CD, vocab_size), targets_C, banned_R)
-        for hidden_CD, targets_C in zip(hidden_MD.split(chunk), targets_M.split(chunk), strict=True)
-    ]
-    columns = {name: torch.cat([part[name] for part in parts]).cpu().numpy() for name in parts[0]}
-    found = []
-    begin = 0
-    for row in batch:
-        for number, length in zip(row.requests, row.lengths, strict=True):
-            cut = slice(begin, begin + length)
-            found.append((number, {name: column[cut] for name, column in columns.items()}))
-            begin += length
-    return found
-
-
-def _choices(logits_CV: Tensor, targets_C: Tensor, banned_R: Tensor) -> dict[str, Tensor]:
-    """Returns what ``Score`` holds of each token."""
-    chosen_C = logits_CV.gather(1, targets_C.unsqueeze(1)).squeeze(1)
-    logprobs_C = chosen_C.double() - logits_CV.logsumexp(-1).double()
-    choices_C = logits_CV.argmax(-1)
-    allowed_C = choices_C
-    if len(banned_R):
-        allowed_C = logits_CV.index_fill_(1, banned_R, -torch.inf).argmax(-1)
-    return {
-        "logprobs": logprobs_C,
-        "choices": choices_C,
-        "greedy": choices_C == targets_C,
-        "allowed": allowed_C == targets_C,
-    }

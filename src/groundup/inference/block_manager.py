@@ -23,6 +23,10 @@ class BlockManager:
         """Returns the number of blocks without an owner."""
         return len(self._free)
 
+    def num_owners(self, block: int) -> int:
+        """Returns how many texts hold a block."""
+        return self._num_owners[block]
+
     def find(self, digests: Sequence[bytes]) -> list[int]:
         """Returns the blocks of the longest prefix that is known; they are not owned by this."""
         found = []

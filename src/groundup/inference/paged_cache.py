@@ -8,7 +8,7 @@ H head dim.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -56,10 +56,10 @@ class _Prefill:
 
 
 class PagedCache:
-    """Blocks of keys and values of all layers; ``plan`` says before a forward pass what it will bring.
+    """Blocks of keys and values; ``prepare`` says before a forward pass what it will bring.
 
     Args:
-        num_layers: Of the model.
+        layers: Whose keys and values these are.
         num_kv_heads: K.
         head_dim: H.
         num_blocks: How many blocks there are.
@@ -71,7 +71,7 @@ class PagedCache:
     def __init__(
         self,
         *,
-        num_layers: int,
+        layers: Sequence[int],
         num_kv_heads: int,
         head_dim: int,
         num_blocks: int,
@@ -80,8 +80,9 @@ class PagedCache:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
+        self._index_of = {layer: index for index, layer in enumerate(layers)}
         # Zeros: what is not a number would spoil sums even where it has no weight.
-        shape = (num_layers, 2, num_blocks, block_size, num_kv_heads, head_dim)
+        shape = (len(layers), 2, num_blocks, block_size, num_kv_heads, head_dim)
         self._pool = torch.zeros(shape, dtype=dtype, device=device)
         # PyTorch's CPU kernels are slow on a single query in half precision: see docs/LOG.md.
         self._by_elements = device.type == "cpu" and dtype != torch.float32
@@ -89,15 +90,20 @@ class PagedCache:
         self._slots_M = torch.empty(0, dtype=torch.int64)
         self._parts: list[_Decodes | _Prefill] = []
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Fills blocks with zeros."""
-        self._pool[:, :, list(blocks)] = 0
-
-    def plan(self, spans: Sequence[Span]) -> None:
+    def prepare(
+        self, spans: Sequence[Span], *, cleared: Sequence[int] = (), copies: Mapping[int, int] | None = None
+    ) -> None:
         """Prepares for a forward pass over the tokens of these spans, in their order.
 
-        Spans of one token come first, the longest texts before the shorter.
+        Args:
+            spans: Those of one token come first, the longest texts before the shorter.
+            cleared: Blocks that are first filled with zeros.
+            copies: Block -> the one whose content it then gets.
         """
+        if cleared:
+            self._pool[:, :, list(cleared)] = 0
+        if copies:
+            self._pool[:, :, list(copies)] = self._pool[:, :, list(copies.values())]
         size, device = self.block_size, self._pool.device
         slots = [
             span.blocks[at // size] * size + at % size for span in spans for at in range(span.start, span.end)
@@ -113,11 +119,16 @@ class PagedCache:
             row += span.num_tokens
 
     def attend(self, layer: int, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> Tensor:
-        """Stores a layer's new keys and values; returns attention to each text's own so far [1, N, M, H]."""
-        keys, values = self._pool[layer]
-        keys.flatten(0, 1).index_copy_(0, self._slots_M, k_BKTH[0].transpose(0, 1))
-        values.flatten(0, 1).index_copy_(0, self._slots_M, v_BKTH[0].transpose(0, 1))
+        """Stores a layer's new keys and values; returns attention to each text's own so far [1, N, M, H].
+
+        Behind the new tokens there may be padding, which gets zeros.
+        """
+        keys, values = self._pool[self._index_of[layer]]
+        num_tokens = len(self._slots_M)  # what stands behind them is padding
+        keys.flatten(0, 1).index_copy_(0, self._slots_M, k_BKTH[0].transpose(0, 1)[:num_tokens])
+        values.flatten(0, 1).index_copy_(0, self._slots_M, v_BKTH[0].transpose(0, 1)[:num_tokens])
         y_MNH = q_BNTH.new_empty(q_BNTH.shape[2], q_BNTH.shape[1], q_BNTH.shape[3])
+        y_MNH[num_tokens:] = 0
         for part in self._parts:
             q_1NTH = q_BNTH[:, :, part.rows]
             if isinstance(part, _Decodes):

@@ -58,6 +58,10 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+_LEAST_TEMPERATURE = 1e-4
+"""Below, quotients overflow, and the most probable token has all of the probability anyway."""
+
+
 def sample_each(
     logits_BV: Tensor,
     samplings: Sequence[Sampling],
@@ -88,7 +92,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
         generators: One a row, on the CPU, so that a row's draws depend neither on its neighbours nor on
             the device; each gives one number a call, none when the temperature is 0.
     """
-    if sampling.temperature == 0:
+    if sampling.temperature < _LEAST_TEMPERATURE:
         return logits_BV.argmax(-1)
     logits_BV = filtered(logits_BV.float() / sampling.temperature, sampling)
     cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)
@@ -106,8 +110,10 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         falling_BV, order_BV = logits_BV.sort(descending=True, stable=True)
         probabilities_BV = falling_BV.softmax(-1)
         before_BV = probabilities_BV.cumsum(-1) - probabilities_BV
+        falling_dropped_BV = before_BV >= sampling.top_p
+        falling_dropped_BV[:, 0] = False  # a top_p that is 0 in this precision
         dropped_BV = torch.empty_like(before_BV, dtype=torch.bool)
-        dropped_BV.scatter_(1, order_BV, before_BV >= sampling.top_p)
+        dropped_BV.scatter_(1, order_BV, falling_dropped_BV)
         logits_BV = logits_BV.masked_fill(dropped_BV, -torch.inf)
     if sampling.min_p:
         probabilities_BV = logits_BV.softmax(-1)
@@ -130,13 +136,19 @@ def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int
 def logprobs_of(
     logits_BV: Tensor, ids: Sequence[int], wanted: Sequence[int | None]
 ) -> list[TokenLogprob | None]:
-    """Returns log-probabilities of drawn tokens and of the most probable ones, for rows that want some."""
+    """Returns log-probabilities of tokens and of the most probable ones, for rows that want some."""
     found: list[TokenLogprob | None] = [None] * len(ids)
-    for row, (number, count) in enumerate(zip(ids, wanted, strict=True)):
-        if count is not None:
-            logprobs_V = logits_BV[row].log_softmax(-1)
-            values, top = logprobs_V.topk(min(count, len(logprobs_V)))
-            found[row] = TokenLogprob(
-                chosen=float(logprobs_V[number]), top=tuple(zip(top.tolist(), values.tolist(), strict=True))
-            )
+    rows = [row for row, count in enumerate(wanted) if count is not None]
+    if not rows:
+        return found
+    counts = [wanted[row] or 0 for row in rows]
+    part_RV = logits_BV if len(rows) == len(ids) else logits_BV[rows]
+    sums_R1 = part_RV.logsumexp(-1, keepdim=True).double()
+    chosen_R1 = part_RV.gather(1, torch.tensor([[ids[row]] for row in rows], device=part_RV.device))
+    values_RK, top_RK = part_RV.topk(min(max(counts), part_RV.shape[-1]))
+    chosen = (chosen_R1.double() - sums_R1).squeeze(1).tolist()
+    values, top = (values_RK.double() - sums_R1).tolist(), top_RK.tolist()
+    for at, (row, count) in enumerate(zip(rows, counts, strict=True)):
+        pairs = tuple(zip(top[at][:count], values[at][:count], strict=True))
+        found[row] = TokenLogprob(chosen=chosen[at], top=pairs)
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import deque
+from collections.abc import Callable
 
 from groundup.inference.block_manager import BlockManager
 from groundup.inference.sequence import TokenSequence
@@ -79,7 +80,32 @@ class Scheduler:
         # Of a text that was preempted in this step, what it has given back is not for one that came later.
         if preemptions == self.num_preemptions:
             self._admit(work, left)
+        while not work and self.running and any(not one.is_held for one in self.waiting):
+            self._preempt(self.running[-1])  # all that run wait for beams that have no blocks
+            self._admit(work, left)
         return work
+
+    def fork(self, sequence: TokenSequence, copy: Callable[[int, int], None]) -> TokenSequence:
+        """Adds a twin of a text, which shares its full blocks; of the last one it gets a copy.
+
+        Args:
+            sequence: All of it that is in work is in the cache.
+            copy: Told a block and the one to which its content is to be copied before the next step.
+        """
+        twin = sequence.fork()
+        num_full = sequence.computed // self.block_size
+        twin.blocks = sequence.blocks[:num_full]
+        self.blocks.share(twin.blocks)
+        twin.computed = num_full * self.block_size
+        twin.num_published = min(sequence.num_published, num_full)
+        if twin.computed < sequence.computed and (block := self.blocks.allocate()) is not None:
+            copy(sequence.blocks[num_full], block)
+            twin.blocks.append(block)
+            twin.computed = sequence.computed
+        group: list[TokenSequence] | deque[TokenSequence]
+        group = self.running if sequence in self.running else self.waiting
+        group.insert(group.index(sequence) + 1, twin)
+        return twin
 
     def computed(self, work: list[Work]) -> None:
         """Records that the tokens of the work are in the cache, and makes full blocks known."""
@@ -96,11 +122,13 @@ class Scheduler:
     def _admit(self, work: list[Work], left: int) -> None:
         """Lets waiting texts join, as far as tokens, places and blocks go."""
         coming = {digest for one in work for digest in self._full_digests(one.sequence)}
+        num_places = sum(one.num_places for one in self.running)
         for sequence in list(self.waiting):
-            if not left or len(self.running) == self.max_batch_size:
+            if sequence.is_held:
+                continue
+            if not left or num_places + sequence.num_places > self.max_batch_size:
                 return
-            # Its last token is always computed: the next one is drawn from what it gives.
-            digests = sequence.digests((sequence.length - 1) // self.block_size, self.block_size)
+            digests = sequence.digests(sequence.num_reusable // self.block_size, self.block_size)
             shared = self.blocks.find(digests)
             if len(shared) < len(digests) and digests[len(shared)] in coming:
                 continue  # another text is about to compute the same: wait for it, and share
@@ -113,6 +141,7 @@ class Scheduler:
             sequence.computed = len(shared) * self.block_size
             self.waiting.remove(sequence)
             self.running.append(sequence)
+            num_places += sequence.num_places
             num_tokens = min(sequence.pending, left)
             reserved = self._reserve(sequence, num_tokens, work)
             assert reserved, "there were enough blocks"

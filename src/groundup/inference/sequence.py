@@ -1,5 +1,6 @@
 """A text that is being generated: what was asked for, and how far it is."""
 
+import copy
 import dataclasses
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
@@ -29,13 +30,18 @@ class Request:
     Attributes:
         prompt: Token ids, at least one.
         sampling: How tokens are drawn.
-        max_new_tokens: The most the text grows by.
+        max_new_tokens: The most the text grows by; 0 where only the prompt's log-probabilities are wanted.
         seed: Of the draws.
         stop_ids: Ids that end the text; they are not part of it.
         stop: Strings that end the text; they are not part of it, though their tokens are in its ids.
         num_logprobs: How many alternatives of each token are reported with their log-probabilities; 0
             reports that of the token alone, None nothing.
+        num_prompt_logprobs: The same of the prompt's tokens, the first of which has none.
         overflow: What happens when the context is full.
+        num_beams: More than 1 searches for the most probable texts with so many beams, in place of drawing;
+            ``Generation.beams`` has them.
+        length_penalty: Of beam search: sums of log-probabilities are divided by the number of new tokens to
+            this power; above 0 longer texts are preferred.
     """
 
     prompt: Sequence[int]
@@ -45,7 +51,28 @@ class Request:
     stop_ids: Collection[int] = ()
     stop: Sequence[str] = ()
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
     overflow: Overflow = "stop"
+    num_beams: int = 1
+    length_penalty: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beam:
+    """One of the texts that a beam search found.
+
+    Attributes:
+        ids: The new tokens, without the stop id.
+        text: What they say; bytes that are not UTF-8 as U+FFFD.
+        score: The sum of their log-probabilities, and the stop id's, over their number to the power of the
+            length penalty.
+        finished: Why it ended.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    score: float
+    finished: FinishReason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +85,10 @@ class Delta:
         text: What can be shown since then; empty while a character lacks bytes, or while a stop string may
             have begun.
         logprobs: One an id, where they were asked for.
+        prompt_logprobs: One for each token of the prompt but the first, where they were asked for; on the
+            text's first delta.
+        beams: What a beam search found, the best first, whose ids and text are those of the delta; there is
+            no delta before.
         finished: Set on the last delta only, whose ids and text may be empty.
     """
 
@@ -65,6 +96,8 @@ class Delta:
     ids: tuple[int, ...]
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    beams: tuple[Beam, ...] = ()
     finished: FinishReason | None = None
 
 
@@ -77,12 +110,16 @@ class Generation:
         text: What they say, without the stop string; bytes that are not UTF-8 as U+FFFD.
         finished: Why it ended.
         logprobs: One an id, where they were asked for.
+        prompt_logprobs: One for each token of the prompt but the first, where they were asked for.
+        beams: What a beam search found, the best first, which is this one.
     """
 
     ids: tuple[int, ...]
     text: str
     finished: FinishReason
     logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    beams: tuple[Beam, ...] = ()
 
     @classmethod
     def joined(cls, deltas: Iterator[Delta]) -> "Generation":
@@ -95,6 +132,8 @@ class Generation:
             text="".join(delta.text for delta in every),
             finished=reason,
             logprobs=tuple(logprob for delta in every for logprob in delta.logprobs),
+            prompt_logprobs=every[0].prompt_logprobs,
+            beams=every[-1].beams,
         )
 
 
@@ -115,6 +154,10 @@ class TokenSequence:
         self.computed = 0
         self.blocks: list[int] = []
         self.num_published = 0  # of its blocks: known to the block manager by their digests
+        self.num_places = 1  # in the batch
+        self.is_held = False  # until its next token is chosen: then there is nothing to compute
+        self.prompt_logprobs: list[TokenLogprob] = []
+        self._num_taken = 0
         self._digests: list[bytes] = []
 
     @property
@@ -132,9 +175,44 @@ class TokenSequence:
         """Returns the number of generated tokens."""
         return len(self.tokens) - len(self.request.prompt)
 
+    @property
+    def num_reusable(self) -> int:
+        """Returns how many tokens at the beginning need not pass through the model if others' cache has them.
+
+        What it gives for the last token is always wanted, and for those of the prompt whose successors'
+        log-probabilities are.
+        """
+        if self.request.num_prompt_logprobs is None or self.begin:
+            return self.length - 1
+        return min(self.length - 1, len(self.prompt_logprobs))
+
+    @property
+    def num_wanted(self) -> int:
+        """Returns how many tokens are still to be generated at most."""
+        return self.request.max_new_tokens - self.num_new
+
+    def take_prompt_logprobs(self) -> tuple[TokenLogprob, ...]:
+        """Returns the log-probabilities of the prompt that were not returned before."""
+        begin, self._num_taken = self._num_taken, len(self.prompt_logprobs)
+        return tuple(self.prompt_logprobs[begin:])
+
+    def wanted_of_prompt(self, begin: int, end: int) -> range:
+        """Returns at which of these positions the model tells a missing log-probability of the prompt."""
+        if self.request.num_prompt_logprobs is None or self.begin:
+            return range(0)
+        return range(max(begin, len(self.prompt_logprobs)), min(end, len(self.request.prompt) - 1))
+
     def window(self, begin: int, end: int) -> list[int]:
         """Returns tokens by their positions."""
         return self.tokens[self.begin + begin : self.begin + end]
+
+    def fork(self) -> "TokenSequence":
+        """Returns a copy that holds no blocks."""
+        twin = copy.copy(self)
+        twin.tokens, twin.blocks = list(self.tokens), []
+        twin._digests = list(self._digests)
+        twin.computed = twin.num_published = 0
+        return twin
 
     def slide(self, length: int) -> None:
         """Lets the model see the last tokens only, at positions from 0 on; its blocks must be free."""

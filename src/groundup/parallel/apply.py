@@ -22,6 +22,7 @@ def parallelize(
     recompute: Recompute,
     compile: bool,  # noqa: A002  # the setting's name
     precision: Callable[[], contextlib.AbstractContextManager[None]],
+    trains: bool = True,
 ) -> Pipeline | None:
     """Parallelizes a model over the ranks of a run, in place.
 
@@ -31,6 +32,7 @@ def parallelize(
         recompute: Activation checkpointing.
         compile: Whether to compile each layer.
         precision: Makes the context of a stage's forward pass.
+        trains: Whether gradients are to be averaged over replicas; without, each has weights of its own.
 
     Returns:
         This rank's stages; None without pipeline parallelism.
@@ -48,7 +50,7 @@ def parallelize(
     apply_activation_checkpointing(model, recompute)
     if compile:
         compile_layers(model, mesh.device)
-    if device_mesh is not None and mesh.num_replicas > 1:
+    if trains and device_mesh is not None and mesh.num_replicas > 1:
         apply_fsdp(parts, layout, device_mesh)  # last: it gathers what compiled layers compute with
     return pipeline
 

@@ -30,8 +30,8 @@ from groundup.parallel.mesh import ParallelMesh
 
 _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 
-Inputs = dict[str, Tensor]
-"""``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``."""
+Inputs = dict[str, Any]
+"""``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``, or a ``mask``."""
 
 Loss = Callable[[Model, Tensor, Tensor], Tensor]
 """Takes the last stage, final hidden states and targets; returns the loss to be minimised."""
@@ -189,8 +189,9 @@ class Pipeline:
     def _stream(self, tokens_BT: Tensor, device: torch.device | str | None = None) -> Tensor:
         """Allocates the activations between stages: [B, T / tp, D], in the dtype of the weights."""
         rows, length = tokens_BT.shape
-        width = self._config.hidden_size
-        return torch.empty(rows, length // self._mesh.layout.tp, width, device=device or self._mesh.device)
+        shape = (rows, length // self._mesh.layout.tp, self._config.hidden_size)
+        dtype = next(weight.dtype for part in self.parts.values() for weight in part.parameters())
+        return torch.empty(shape, dtype=dtype, device=device or self._mesh.device)
 
     def _stages_of(self, rank: int) -> list[int]:
         return stages_of_rank(self._mesh.layout.pipeline, self._mesh.layout.pp, rank)

@@ -122,8 +122,18 @@ def vocabulary_shard(weight_VD: Tensor) -> VocabularyShard:
         return VocabularyShard(rows_VD=weight_VD)
     assert weight_VD.placements == (Shard(0),), "apply_tensor_parallel cuts vocabularies by rows"
     mesh = weight_VD.device_mesh
-    begin = min(-(-weight_VD.shape[0] // mesh.size()) * mesh.get_local_rank(), weight_VD.shape[0])
+    begin = first_vocabulary_row(weight_VD.shape[0], mesh.size(), mesh.get_local_rank())
     return VocabularyShard(rows_VD=weight_VD.to_local(), group=mesh.get_group(), vocab_begin=begin)
+
+
+def first_vocabulary_row(rows: int, tp: int, rank: int) -> int:
+    """Returns where a rank's rows of the vocabulary begin."""
+    return min(-(-rows // tp) * rank, rows)
+
+
+def kv_heads_of_rank(config: ModelConfig, tp: int, rank: int) -> int:
+    """Returns how many key/value heads the attention of a rank has."""
+    return len(_key_value_heads(config, tp, rank)) if config.num_kv_heads % tp else config.num_kv_heads // tp
 
 
 def _plan(model: nn.Module, config: ModelConfig, mesh: DeviceMesh) -> dict[str, ParallelStyle]:

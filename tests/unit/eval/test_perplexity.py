@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.eval import perplexity as module
-from groundup.eval import scoring
+from groundup.eval import scored_rows
 from groundup.eval.perplexity import perplexity, token_byte_lengths, unigram_entropy
 from groundup.eval.token_data import open_tokens
 from groundup.tokens.dataset.indexed_writer import IndexedWriter
@@ -41,7 +41,7 @@ def test_equals_the_plain_definition_at_any_batch_size(name: str, monkeypatch: p
     many = perplexity(loaded.model, loaded.config, tokens, batch_size=64)
     assert many.num_tokens == 999
     assert many.loss == pytest.approx(one.loss, abs=1e-5)
-    monkeypatch.setattr(scoring, "_LOGITS_BYTES", 7 * 4 * 300)  # chunks of seven tokens
+    monkeypatch.setattr(scored_rows, "_LOGITS_BYTES", 7 * 4 * 300)  # chunks of seven tokens
     chunked = perplexity(loaded.model, loaded.config, tokens, batch_size=64)
     assert chunked.loss == pytest.approx(one.loss, abs=1e-5)
 

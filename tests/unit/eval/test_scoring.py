@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from groundup.core.errors import DataError, MachineError
-from groundup.eval import scoring
+from groundup.eval import scored_rows
 from groundup.eval.scoring import Request, loglikelihood, windows
 from tests.instances import MODELS
 from tests.tiny import tiny_model
@@ -134,7 +134,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch):
     loaded = tiny_model("llama")
     requests = [request([1, 2, 3], [4] * length) for length in (1, 5, 17)]
     whole = loglikelihood(loaded.model, loaded.config, requests)
-    monkeypatch.setattr(scoring, "_LOGITS_BYTES", 3 * 4 * 300)
+    monkeypatch.setattr(scored_rows, "_LOGITS_BYTES", 3 * 4 * 300)
     for one, other in zip(whole, loglikelihood(loaded.model, loaded.config, requests), strict=True):
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 

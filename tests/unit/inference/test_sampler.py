@@ -70,3 +70,11 @@ def test_out_of_range_is_refused(settings: dict[str, float]) -> None:
 def test_filters_without_effect_are_refused() -> None:
     with pytest.raises(ConfigError, match="no effect at temperature 0"):
         from_dict(Sampling, {"temperature": 0, "top_k": 5}, where="command line")
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 1e-40}, {"temperature": 1e-320}, {"top_p": 1e-323}])
+def test_settings_next_to_zero_take_the_most_probable(settings: dict[str, float]) -> None:
+    """Not an id behind the last, which draws from no probabilities at all give."""
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(1))
+    generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
+    assert sample(logits, Sampling(**settings), generators).tolist() == logits.argmax(-1).tolist()

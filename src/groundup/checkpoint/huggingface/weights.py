@@ -19,6 +19,7 @@ from groundup.checkpoint.lazy import (
     LazyTensor,
     LoadedModel,
     as_lazy,
+    dtype_name,
     in_dtype,
     load,
     torch_dtype,
@@ -78,7 +79,7 @@ def write_stored(
     stored = with_biases(stored)
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
     tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
+    dtype = dtype_name(next(iter(tensors.values())).dtype)
     size_bytes = sum(tensor.size_bytes for tensor in tensors.values())
     about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:

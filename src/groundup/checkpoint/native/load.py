@@ -4,7 +4,7 @@ Values are read from the file straight to where they belong: nothing is mapped t
 count twice.
 """
 
-import functools
+import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -82,7 +82,7 @@ class TensorGroup(Mapping[str, TensorMetadata]):
     def lazy(self) -> dict[str, LazyTensor]:
         """Returns the tensors as lazy ones."""
         return {
-            name: LazyTensor(shape=one.shape, dtype=one.dtype, read=functools.partial(self.read, name))
+            name: LazyTensor(shape=one.shape, dtype=one.dtype, read=_Reader(self, name))
             for name, one in self.items()
         }
 
@@ -111,6 +111,22 @@ class TensorGroup(Mapping[str, TensorMetadata]):
                 for dim in range(1, len(shape)):
                     columns = columns.narrow(dim, chunk.offset[dim] - holder.offset[dim], chunk.shape[dim])
                 values[first : first + len(rows)].copy_(columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    """Reads one tensor of a group, or a part of it."""
+
+    group: TensorGroup
+    name: str
+
+    def __call__(self) -> Tensor:
+        return self.group.read(self.name)
+
+    def part(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        values = torch.empty(shape, dtype=self.group[self.name].dtype)
+        self.group.read_into(self.name, Chunk(offset, shape), values)
+        return values
 
 
 def load_into(group: TensorGroup, tensors: Iterable[tuple[str, Tensor]], config: ModelConfig) -> None:

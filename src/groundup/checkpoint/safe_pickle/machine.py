@@ -1,7 +1,7 @@
 """Interprets pickles without importing or calling anything that they name.
 
 A pickle is a program for a machine with a stack. The opcodes are parsed by the standard library's
-``pickletools`` and done here, each by one line that touches only what the same pickle has made;
+``pickletools`` and executed here, each by a line that touches only objects made by the same pickle;
 ``objects`` says what that can be.
 """
 
@@ -34,7 +34,7 @@ def read_pickle(file: IO[bytes] | mmap.mmap, storages: dict[str, StorageInPickle
 
     Raises:
         ForbiddenNameError: It names, or calls, what no checkpoint needs.
-        pickle.UnpicklingError: It does what ``torch.save`` does not.
+        pickle.UnpicklingError: It has an opcode that ``torch.save`` does not write.
         Exception: Those of ``pickletools`` for damaged pickles (ValueError and its like).
     """
     machine = _Machine({} if storages is None else storages)
@@ -72,7 +72,7 @@ class _Machine:
         self._names: dict[tuple[str, str], Any] = {}
 
     def step(self, opcode: str, argument: Any) -> None:
-        """Does what one opcode says."""
+        """Executes one opcode."""
         if opcode in _PUSHED_AS_READ:
             self.stack.append(argument)
         elif opcode in {"BINPUT", "LONG_BINPUT", "PUT"}:

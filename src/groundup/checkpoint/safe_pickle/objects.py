@@ -1,4 +1,4 @@
-"""Defines what a pickle may name, call and change, and the inert objects that come of it.
+"""Defines what a pickle may name, call and change, and the inert objects that result.
 
 Nothing is looked up by its name: a name stays a name, tensors and storages are descriptions, the few
 containers that checkpoints need are made from a list, and objects that Megatron-LM leaves in its ``args``
@@ -120,7 +120,7 @@ def resolve_name(name: Name) -> Name | torch.dtype:
 
 
 def call(function: Any, arguments: Any) -> Any:
-    """REDUCE and NEWOBJ: returns what comes of a call; one that no checkpoint needs is refused anywhere.
+    """REDUCE and NEWOBJ: returns the result of a call; any call that no checkpoint needs is refused.
 
     Raises:
         ForbiddenNameError: It is not on the list.

@@ -1,4 +1,4 @@
-"""Makes the tensors of a pickle that was read, each within the bytes that its file has for it."""
+"""Makes the tensors of a parsed pickle, each within the bytes of its storage in the file."""
 
 import argparse
 import dataclasses
@@ -46,7 +46,7 @@ class _Finished:
 
 
 class _Finisher:
-    """Gives tensors their values, and refuses nesting that a recursive reader could not walk through."""
+    """Replaces descriptions by tensors, and refuses nesting too deep for a recursive reader."""
 
     def __init__(self, storage_of: StorageOf, most_parts: int) -> None:
         self._storage_of = storage_of

@@ -1,4 +1,4 @@
-"""Reads files of ``torch.save`` without running anything that they name.
+"""Reads files of ``torch.save`` without executing any code that they name.
 
 ``machine`` interprets the pickle; only when all of it is read its tensors get their values, each
 within the bytes that the file has for its storage. In files since torch 1.6 they are memory-mapped: reading
@@ -95,7 +95,7 @@ def storage_offsets(path: Path) -> dict[str, tuple[int, int]]:
 
 @contextlib.contextmanager
 def _refusing(path: Path) -> Iterator[None]:
-    """Turns what goes wrong while a pickle is read into an error that names the file."""
+    """Turns any error while reading a pickle into one that names the file."""
     try:
         yield
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Worker processes, each with a connection: they end with their parent, and Ctrl-C reaches it alone."""
+"""Worker processes, each with a connection; they end with their parent, and only it handles Ctrl-C."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ class Worker:
     connection: Connection
 
     def killed(self, doing: str) -> MachineError:
-        """The error of a worker whose connection broke off."""
+        """Returns the error for a worker whose connection broke."""
         self.process.join(timeout=5)
         code = self.process.exitcode
         signal_name = f" ({signal.Signals(-code).name})" if code is not None and code < 0 else ""
@@ -38,7 +38,7 @@ class Worker:
 
 @contextlib.contextmanager
 def worker_processes(number: int, target: Callable[..., None], *arguments: Any) -> Iterator[list[Worker]]:
-    """Processes that run ``target(connection, *arguments)``, ended when the block is left.
+    """Starts processes that run ``target(connection, *arguments)``; ends them when the block is left.
 
     Start them before any thread, so that they can be forked and share what is loaded.
     """
@@ -65,7 +65,7 @@ def worker_processes(number: int, target: Callable[..., None], *arguments: Any) 
 
 
 def number_of_workers(workers: int | None) -> int:
-    """The number of processes that a setting means: None is one for each core.
+    """Returns the number of processes of a setting: None is one for each core.
 
     Raises:
         ConfigError: Negative.
@@ -78,13 +78,13 @@ def number_of_workers(workers: int | None) -> int:
 
 
 def runner_of(workers: int | None) -> SerialRunner | ProcessRunner:
-    """Who does tasks on this machine, by the setting that ``number_of_workers`` takes: 0 is this process."""
+    """Returns the runner for this machine, by the setting of ``number_of_workers``: 0 is this process."""
     number = number_of_workers(workers)
     return ProcessRunner(workers=number) if number else SerialRunner()
 
 
 def _start_method() -> Literal["fork", "spawn"]:
-    """Forking shares what is loaded, but is safe only where no thread is running."""
+    """Chooses to fork, which shares what is loaded, where no thread is running: only then is it safe."""
     threaded = threading.active_count() > 1 or not _UNSAFE_TO_FORK.isdisjoint(sys.modules)
     return "fork" if sys.platform == "linux" and not threaded else "spawn"
 

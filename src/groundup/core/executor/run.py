@@ -1,4 +1,4 @@
-"""Doing tasks: one after the other, in several processes, or on a Ray cluster; see ``tasks``."""
+"""Runs tasks one after the other, in several processes, or on a Ray cluster; see ``tasks``."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ def run_tasks(
     *,
     on_report: Report,
 ) -> None:
-    """Does the tasks and marks each as it is done.
+    """Runs the tasks and marks each when it is done.
 
     Args:
         tasks: All of them are done; ``pending`` says which need it.
@@ -89,7 +89,7 @@ def _named_when_killed(worker: Worker, task: Task[Any]) -> Iterator[None]:
 
 
 def _serve(connection: Connection, work: Work[Any], markers: Markers) -> None:
-    """A worker's life: tasks in, reports and results out, until the other end closes."""
+    """The main loop of a worker: receives tasks, sends reports and results, until the other end closes."""
     for task in _tasks_from(connection):
         try:
             markers.mark(task, work(task.input, lambda value: connection.send(("report", value))))
@@ -102,7 +102,7 @@ def _serve(connection: Connection, work: Work[Any], markers: Markers) -> None:
 
 
 def _tasks_from(connection: Connection) -> Iterator[Task[Any]]:
-    """The tasks that the parent sends; when it is gone, this process ends at once, in the midst of one."""
+    """Yields the tasks that the parent sends; when it has gone, this process exits, even during a task."""
     tasks: queue.SimpleQueue[Task[Any]] = queue.SimpleQueue()
 
     def receive() -> None:

@@ -1,4 +1,4 @@
-"""Work cut into tasks that leave done-markers: a rerun does only what is missing or stale.
+"""Tasks with done-markers: a rerun does only those that are missing or stale.
 
 A task writes files of its own; when they are complete, its marker appears, with the fingerprint of all
 that decides their content. What comes out depends neither on who does a task nor on the order.
@@ -38,7 +38,7 @@ class Task(Generic[I]):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a finished task leaves.
+    """The outcome of a finished task.
 
     Attributes:
         files: Names of its files in the folder of the markers.
@@ -101,7 +101,7 @@ class Markers:
         self.folder = folder
 
     def result(self, task: Task[Any]) -> dict[str, Any] | None:
-        """What a finished task left; None where it is not done, was done otherwise, or lost a file."""
+        """Reads the result of a finished task; None where it is not done, is stale, or lost a file."""
         path = self._path(task)
         if not path.is_file():
             return None
@@ -119,12 +119,12 @@ class Markers:
         return result
 
     def mark(self, task: Task[Any], done: Done) -> None:
-        """Says that a task is done; its files must be complete and durable."""
+        """Marks a task as done; its files must be complete and durable."""
         sizes = {name: (self.folder / name).stat().st_size for name in done.files}
         write_json(self._path(task), {"fingerprint": task.fingerprint, "files": sizes, "result": done.result})
 
     def clear(self, task: Task[Any]) -> None:
-        """Takes a marker away, before the task's files are written anew."""
+        """Removes a task's marker, before its files are written again."""
         self._path(task).unlink(missing_ok=True)
 
     def _path(self, task: Task[Any]) -> Path:
@@ -132,10 +132,10 @@ class Markers:
 
 
 def pending(tasks: Sequence[Task[I]], markers: Markers) -> list[Task[I]]:
-    """The tasks that are not done."""
+    """Returns the tasks that are not done."""
     return [task for task in tasks if markers.result(task) is None]
 
 
 def share_of_rank(tasks: Sequence[Task[I]], rank: int, world_size: int) -> list[Task[I]]:
-    """The tasks of one job of an array: each task falls to one rank, the same in every run."""
+    """Returns the tasks of one job of an array: each task belongs to one rank, the same in every run."""
     return list(tasks[rank::world_size])

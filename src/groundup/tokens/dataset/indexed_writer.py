@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from groundup.core.concatenate import append_range
 from groundup.core.errors import DataError
-from groundup.core.files import fsync_dir
+from groundup.core.files import fsync_dir, temporary_path
 from groundup.tokens.dataset.indexed import (
     IndexedDataset,
     bin_path,
@@ -52,7 +52,7 @@ class IndexedWriter:
         self.num_tokens = 0
         prefix.parent.mkdir(parents=True, exist_ok=True)
         self._temporary = {
-            name: prefix.with_name(f".{prefix.name}.{os.getpid()}.{name}.tmp")
+            name: temporary_path(prefix.with_name(f"{prefix.name}.{name}"))
             for name in ("tokens", "lengths", "ends", "index")
         }
         self._files: dict[str, IO[bytes]] = {}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import orjson
 
 from groundup.core.concatenate import append_range
-from groundup.core.files import atomic_write, fsync_dir, require_free_space
+from groundup.core.files import atomic_write, fsync_dir, require_free_space, temporary_path
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.source_ranges import Part
 from groundup.tokens.dataset.document_sources import document_sources_path, join_document_sources
@@ -146,7 +146,7 @@ def _line_shifts(parts: Sequence[Part], results: Sequence[Mapping[str, Any]]) ->
 
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path)
     temporary.unlink(missing_ok=True)
     try:
         yield temporary

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import Done
+from groundup.core.files import temporary_path
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, Offender
 from groundup.corpus.document import text_bytes
 from groundup.corpus.line_blocks import MalformedRecord
@@ -226,7 +227,7 @@ class PartWriter:
                 )
 
     def _open(self, name: str, stack: contextlib.ExitStack) -> IO[bytes]:
-        path = self._folder / f".{name}.{os.getpid()}.tmp"
+        path = temporary_path(self._folder / name)
         file = path.open("wb", buffering=1 << 20)
         stack.callback(path.unlink, missing_ok=True)
         stack.callback(file.close)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.executor.tasks import AnyRunner, Markers, Task, pending
-from groundup.core.files import require_free_space
+from groundup.core.files import require_free_space, unfinished
 from groundup.core.lock import locked
 from groundup.core.log import logger
 from groundup.core.manifest import describe_files, fingerprint, write_manifest
@@ -138,12 +138,13 @@ class Build:
 
     def clean(self) -> None:
         """Removes what killed runs have left unfinished."""
-        left = list(self.parts_dir.glob(".part-*.tmp"))
+        left = unfinished(self.parts_dir, "part-") + unfinished(self._tokenizer_dir)
         names = [prefix.name for prefix in self.prefixes.values()] + [f"{self.prefix.name}_quarantine"]
         for name in names:
-            left += self.prefix.parent.glob(f".{name}.*.tmp")
-            left += self.prefix.parent.glob(f"..{name}.*.tmp")  # what is written atomically under such a name
-        left += self._tokenizer_dir.glob(".*.tmp")
+            left += unfinished(self.prefix.parent, f"{name}.")
+            left += unfinished(
+                self.prefix.parent, f".{name}."
+            )  # what is written atomically under such a name
         for path in left:
             path.unlink()
 

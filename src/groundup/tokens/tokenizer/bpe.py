@@ -7,6 +7,7 @@ proves for a vocabulary that both give the same ids.
 
 import dataclasses
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,17 +25,27 @@ from groundup.tokens.tokenizer.bpe_merges import Merge
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """How GPT-2 cuts text into pieces (Radford et al. 2019, encoder.py)."""
 
-# The same pieces, without backtracking: possessive quantifiers, and the usual end of text first.
-_QUICK_PATTERNS = {
-    GPT2_PATTERN: r"'(?:[stmd]|re|ve|ll)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-}
+_LOOKING_AHEAD = r"|\s+(?!\S)|\s+"
+_FLAGS = re.compile(r"\(\?[a-zA-Z-]+\)")
 
 _SEPARATOR = "\uffff"  # in no written form
 
 
+def quick_pattern(pattern: str) -> str:
+    """Rewrites a pattern so that ``tiktoken`` cuts every text into the same pieces in a third less time.
+
+    Its engine hands expressions without look-ahead to an automaton, but of alternatives each by itself unless
+    they stand in a group. White space at the end of a text is one of them too: it does not backtrack there.
+    """
+    head = pattern.removesuffix(_LOOKING_AHEAD)
+    if head == pattern or _FLAGS.search(pattern):  # flags would not reach beyond the group
+        return pattern
+    return rf"(?:{head}|\s+\z){_LOOKING_AHEAD}"
+
+
 @functools.cache
 def byte_characters() -> tuple[str, ...]:
-    """The printable character that stands for each byte in vocabulary files (GPT-2's table)."""
+    """Returns the printable character for each byte in vocabulary files (GPT-2's table)."""
     printable = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return tuple(chr(byte if byte in printable else next(others)) for byte in range(256))
@@ -46,7 +57,7 @@ def _character_bytes() -> dict[str, int]:
 
 
 def to_bytes(written: str) -> bytes | None:
-    """The bytes that a token's written form stands for; None when it is not of that form."""
+    """Decodes a token's written form to bytes; None when it is not of that form."""
     table = _character_bytes()
     try:
         return bytes([table[character] for character in written])
@@ -55,7 +66,7 @@ def to_bytes(written: str) -> bytes | None:
 
 
 def whole_text(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot express, as U+FFFD, and pairs of them joined."""
+    """Replaces lone surrogates, which UTF-8 cannot express, by U+FFFD, and joins pairs of them."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -83,7 +94,7 @@ class ByteLevelBpe:
     whole_pieces: bool = False
 
     def document(self) -> dict[str, Any]:
-        """The content of a ``tokenizer.json``."""
+        """Returns the content of a ``tokenizer.json``."""
         byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
         pre_tokenizer: dict[str, Any] = {**byte_level, "use_regex": True}
         if self.pattern != GPT2_PATTERN:
@@ -176,7 +187,7 @@ class ByteLevelTokenizer:
         self._id_list = ids.tolist()
         self._encoding = tiktoken.Encoding(
             "groundup",
-            pat_str=_QUICK_PATTERNS.get(bpe.pattern, bpe.pattern),
+            pat_str=quick_pattern(bpe.pattern),
             mergeable_ranks=ranks,
             # Never yielded; but without any, encode_to_numpy looks for the empty string at each character.
             special_tokens={end_of_document: len(ranks)},

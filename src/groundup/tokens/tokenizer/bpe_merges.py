@@ -18,7 +18,7 @@ Merge = tuple[str, str]
 
 
 def last_pair(token: str, ranks: Mapping[str, int]) -> Merge | None:
-    """The two pieces that are left of a token, encoded alone, before it is whole; None for more of them.
+    """Returns the last two pieces that join to a token when it is encoded alone; None where more are left.
 
     Args:
         token: Two letters or more.
@@ -38,7 +38,7 @@ def last_pair(token: str, ranks: Mapping[str, int]) -> Merge | None:
 
 
 def merges_of(ranks: Mapping[str, int]) -> list[Merge]:
-    """The merges that do what the ranks do; tokens that joining never makes have none.
+    """Returns the merges that are equivalent to ranks; tokens that no join yields have none.
 
     Args:
         ranks: Token -> rank, all different; tokens of one letter are never made.
@@ -49,7 +49,7 @@ def merges_of(ranks: Mapping[str, int]) -> list[Merge]:
 
 
 def ranked_merges(merges: Sequence[Merge], letters: Sequence[str]) -> list[Merge]:
-    """The merges without those for which ranks in their order could give other ids.
+    """Returns the merges without those for which ranks in their order could give other ids.
 
     Kept is a merge that is its token's last pair by the ranks kept so far: later ranks change nothing in
     that, since a lower one is there to be joined at each step.
@@ -71,7 +71,7 @@ def ranked_merges(merges: Sequence[Merge], letters: Sequence[str]) -> list[Merge
 
 
 def merges_as_ranks(merges: Sequence[Merge], letters: Sequence[str]) -> list[Merge] | None:
-    """The merges of a list that ever join anything, if ranks in their order give the same ids; else None.
+    """Returns the merges of a list that ever apply, if ranks in their order give the same ids; else None.
 
     Some files list every cut of a token in two (Hugging Face's conversions of tiktoken's ranks do). Of
     these only the last pair by the ranks ever meets, so all is well if the list has it for each token

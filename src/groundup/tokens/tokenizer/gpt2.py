@@ -1,4 +1,4 @@
-"""GPT-2's two files: found on this machine or fetched once, read, with the tokens added beside them."""
+"""Finds GPT-2's two files on this machine or downloads them once; reads them and added tokens."""
 
 import dataclasses
 import hashlib
@@ -37,12 +37,12 @@ _TIMEOUT_SECONDS = 20
 
 
 def cache_dir() -> Path:
-    """Where the two files are kept: ``groundup/gpt2`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
+    """Returns the folder for the two files: ``groundup/gpt2`` in ``$XDG_CACHE_HOME``, or in ``~/.cache``."""
     return user_cache_dir("gpt2")
 
 
 def is_gpt2(vocab_file: Path, merge_file: Path) -> bool:
-    """Whether these are GPT-2's own two files, byte for byte."""
+    """Tells whether these are GPT-2's own two files, byte for byte."""
     return all(
         path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == expected
         for path, expected in ((vocab_file, VOCAB_SHA256), (merge_file, MERGES_SHA256))
@@ -50,7 +50,7 @@ def is_gpt2(vocab_file: Path, merge_file: Path) -> bool:
 
 
 def gpt2_at_hand() -> tuple[Path, Path] | None:
-    """GPT-2's vocabulary and merges where this machine has them; None when it has not.
+    """Finds GPT-2's vocabulary and merges on this machine; None where it does not have them.
 
     Looks in the working directory, in ``cache_dir()`` and in the cache of ``huggingface_hub``, under each
     name of ``NAMES``, and takes only files whose content is right.
@@ -64,7 +64,7 @@ def gpt2_at_hand() -> tuple[Path, Path] | None:
 
 
 def gpt2_files(sources: Sequence[tuple[str, str]] = SOURCES) -> tuple[Path, Path]:
-    """GPT-2's vocabulary and merges: those at hand, else fetched into ``cache_dir()``.
+    """Finds GPT-2's vocabulary and merges on this machine, else downloads them into ``cache_dir()``.
 
     Nothing is written unless both files came with the right content.
 
@@ -125,7 +125,7 @@ def _fetch(url: str, expected_sha256: str) -> bytes:
 
 
 def _hub_snapshots() -> list[Path]:
-    """The folders in which ``huggingface_hub`` keeps its downloads of GPT-2."""
+    """Returns the folders in which ``huggingface_hub`` keeps its downloads of GPT-2."""
     home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
     hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
     names = ("models--openai-community--gpt2", "models--gpt2")
@@ -194,7 +194,7 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AddedToken:
-    """One token beside a vocabulary.
+    """A token that was added to a vocabulary.
 
     Attributes:
         content: Its text.
@@ -210,7 +210,7 @@ class AddedToken:
 
 
 def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[AddedToken]:
-    """The tokens that a folder adds to its vocabulary, each once.
+    """Reads the tokens that a folder adds to its vocabulary, each once.
 
     Args:
         folder: With ``added_tokens.json``, perhaps.
@@ -233,7 +233,7 @@ def read_added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[AddedTo
 
 
 def with_added(bpe: ByteLevelBpe, added: list[AddedToken], where: Path) -> ByteLevelBpe:
-    """The tokenizer with the tokens that stand for no text among its special ones.
+    """Adds the tokens that stand for no text to a tokenizer's special tokens.
 
     Raises:
         DataError: A token's id is another's, or the token has another id in the vocabulary.
@@ -258,7 +258,7 @@ def with_added(bpe: ByteLevelBpe, added: list[AddedToken], where: Path) -> ByteL
 
 
 def document_with(bpe: ByteLevelBpe, added: list[AddedToken]) -> dict[str, Any] | None:
-    """The ``tokenizer.json`` where some are matched in ordinary text; None where none is."""
+    """Returns the ``tokenizer.json`` where some are matched in ordinary text; None where none is."""
     matched = [token for token in added if not token.special and token.content not in bpe.vocab]
     if not matched:
         return None

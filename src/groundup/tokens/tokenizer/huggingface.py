@@ -23,7 +23,7 @@ from groundup.tokens.tokenizer.bpe import (
 
 
 def byte_level_bpe(document: Mapping[str, Any]) -> ByteLevelBpe | None:
-    """The byte-level BPE that a ``tokenizer.json`` describes; None when it is anything else.
+    """Reads the byte-level BPE that a ``tokenizer.json`` describes; None when it is anything else.
 
     Anything else includes a normaliser, a prefix space, added tokens that are matched in ordinary
     text, and a vocabulary without all 256 bytes.
@@ -71,7 +71,7 @@ def _pair(merge: str | Sequence[str]) -> tuple[str, str]:
 
 
 def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
-    """The pattern of a pre-tokenizer that is GPT-2's or a split followed by bytes; else None."""
+    """Returns the pattern of a pre-tokenizer that is GPT-2's or a split followed by bytes; else None."""
     match pre_tokenizer:
         case {"type": "ByteLevel", "add_prefix_space": False, **rest} if rest.get("use_regex", True):
             return GPT2_PATTERN
@@ -92,7 +92,7 @@ def _pattern(pre_tokenizer: Mapping[str, Any]) -> str | None:
 
 
 def document_fingerprint(document: Mapping[str, Any]) -> str:
-    """Hash of the parts of a ``tokenizer.json`` that decide the ids and the text."""
+    """Hashes the parts of a ``tokenizer.json`` that decide the ids and the text."""
     parts = ("model", "added_tokens", "normalizer", "pre_tokenizer", "decoder")
     return fingerprint({part: document.get(part) for part in parts})
 
@@ -146,7 +146,7 @@ class HuggingFaceTokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Hash of the whole description."""
+        """The hash of the whole ``tokenizer.json``."""
         return document_fingerprint(self._document)
 
     @functools.cached_property
@@ -191,7 +191,7 @@ class HuggingFaceTokenizer:
 
 
 def bos_ids(folder: Path) -> tuple[int, ...]:
-    """The ids that a folder's ``tokenizer.json`` puts before each text, read off the empty text."""
+    """Returns the ids that a folder's ``tokenizer.json`` puts before each text: those of the empty text."""
     import tokenizers
 
     path = folder / "tokenizer.json"

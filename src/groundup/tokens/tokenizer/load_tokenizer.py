@@ -1,4 +1,4 @@
-"""Loads a tokenizer from any of the forms in which people have it."""
+"""Loads a tokenizer from any of the usual files, folders and names."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -67,12 +67,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
 
 
 def holds_tokenizer(folder: Path) -> bool:
-    """Whether a folder has a file from which ``load_tokenizer`` would read a tokenizer."""
+    """Tells whether ``load_tokenizer`` finds a tokenizer in a folder."""
     return _tokenizer_in(folder) is not None
 
 
 def tokenizer_folder(path: Path) -> Path | None:
-    """Where the tokenizer lies that ``load_tokenizer`` would read of a folder; None where it has none."""
+    """Finds the folder that ``load_tokenizer`` would read the tokenizer from; None where there is none."""
     found = _tokenizer_in(path) if path.is_dir() else None
     return found[0].parent if found else None
 
@@ -91,7 +91,7 @@ def load_gpt2_files(vocab_file: Path, merge_file: Path) -> Tokenizer:
 
 
 def _tokenizer_in(folder: Path) -> tuple[Path, ...] | None:
-    """The file or the two files of the tokenizer in a folder."""
+    """Finds the file or the two files of the tokenizer in a folder."""
     for place in (folder, *(folder / within for within in _OF_CHECKPOINTS)):
         for names in (("tokenizer.json",), *NAMES, ("tokenizer.model",)):
             if all((place / name).is_file() for name in names):
@@ -113,7 +113,7 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _from_gpt2_folder(vocab_file: Path, merge_file: Path) -> Tokenizer:
-    """GPT-2's two files with what ``transformers`` keeps beside them: settings and added tokens."""
+    """Loads GPT-2's two files with what ``transformers`` keeps beside them: settings and added tokens."""
     folder = vocab_file.parent
     beside = folder / "tokenizer_config.json"
     settings: Any = read_json(beside) if beside.is_file() else None
@@ -131,7 +131,7 @@ def _from_gpt2_folder(vocab_file: Path, merge_file: Path) -> Tokenizer:
 
 
 def _from_file(path: Path) -> Tokenizer:
-    """By its content: a SentencePiece model and a file of ranks both go by ``tokenizer.model``."""
+    """Chooses by content: a SentencePiece model and a file of ranks are both named ``tokenizer.model``."""
     with path.open("rb") as file:
         begin = file.read(64)
     if path.suffix == ".json" or begin.lstrip().startswith(b"{"):
@@ -197,7 +197,7 @@ def _from_json(path: Path) -> Tokenizer:
 
 
 def _added_tokens(document: dict[str, Any], path: Path) -> dict[str, int]:
-    """Special and other added tokens -> ids."""
+    """Returns the special and other added tokens -> ids."""
     added = document.get("added_tokens") or []
     if not isinstance(added, list) or not all(isinstance(token, dict) for token in added):
         raise DataError("added_tokens is no list of tokens", where=path, fix=_GET_AGAIN)
@@ -207,7 +207,7 @@ def _added_tokens(document: dict[str, Any], path: Path) -> dict[str, int]:
 
 
 def _require_ids(vocab: Mapping[Any, Any], path: Path) -> None:
-    """Refuses a vocabulary of other things than texts and ids."""
+    """Refuses a vocabulary whose entries are not texts and ids."""
     for name, number in vocab.items():
         if type(name) is not str or type(number) is not int or not 0 <= number < 1 << 32:
             raise DataError(f"the token {name!r} has the id {number!r}", where=path, fix=_GET_AGAIN)
@@ -246,7 +246,7 @@ def _byte_level(
 
 
 def _end_of_document(settings: Mapping[str, Any], specials: Mapping[str, int], where: Path) -> str:
-    """The end-of-document token: the one that the settings name, else a well-known one."""
+    """Finds the end-of-document token: the one that the settings name, else a well-known one."""
     named = settings.get("eos_token")
     if isinstance(named, dict):
         named = named.get("content")

@@ -165,7 +165,7 @@ SPACE = "\u2581"
 
 
 def obstacle(model: SentencePieceModel) -> str:
-    """Why a model has no ``tokenizer.json`` that is the same in every case; empty when it has."""
+    """Returns why a model has no equivalent ``tokenizer.json``; empty when it has one."""
     if model.type != ModelType.BPE:
         return f"a {model.type.name.lower()} model"
     if model.changes_characters:
@@ -184,7 +184,7 @@ def obstacle(model: SentencePieceModel) -> str:
 
 
 def tokenizer_json(model: SentencePieceModel) -> dict[str, Any]:
-    """The content of the ``tokenizer.json`` of a model without ``obstacle``."""
+    """Returns the content of the ``tokenizer.json`` of a model without ``obstacle``."""
     normal = [piece for piece in model.pieces if piece.type == PieceType.NORMAL]
     by_score = sorted(normal, key=lambda piece: -piece.score)
     merges = merges_of({piece.text: rank for rank, piece in enumerate(by_score)})
@@ -219,7 +219,7 @@ def tokenizer_json(model: SentencePieceModel) -> dict[str, Any]:
 
 
 def _normalizers(model: SentencePieceModel) -> list[dict[str, Any]]:
-    """Superfluous spaces, the prefix, U+2581 for spaces, none at the end: the order of normalizer.cc."""
+    """Returns the normalizers in the order of normalizer.cc: extra spaces, prefix, U+2581 for spaces, end."""
     steps = [{"type": "Replace", "pattern": {"String": " "}, "content": SPACE}]
     if model.add_dummy_prefix:
         steps.insert(0, {"type": "Prepend", "prepend": SPACE})

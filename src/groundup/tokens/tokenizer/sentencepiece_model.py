@@ -1,4 +1,4 @@
-"""What a SentencePiece ``tokenizer.model`` says: its pieces, and how it prepares text.
+"""Reads a SentencePiece ``tokenizer.model``: its pieces, and how it normalizes text.
 
 The file is a protocol buffer (sentencepiece_model.proto). The few fields that matter are read here, so
 that nobody needs protobuf's library, whose version must fit the generated code.
@@ -131,7 +131,7 @@ def _number(fields: dict[int, list[int | bytes]], number: int, default: int) -> 
 
 
 def _fields(message: bytes) -> dict[int, list[int | bytes]]:
-    """The fields of a protocol buffer message: number -> values, those of 4 and 8 bytes as bytes.
+    """Parses a protocol buffer message: field number -> values, those of 4 and 8 bytes as bytes.
 
     https://protobuf.dev/programming-guides/encoding
     """

@@ -47,14 +47,14 @@ _PATTERNS = {
 
 @dataclasses.dataclass(frozen=True)
 class _Published:
-    """What a published file of ranks does not say itself."""
+    """The pattern and special tokens of a published file of ranks, which does not contain them."""
 
     pattern: str
     specials: Mapping[str, int]
 
 
 def _llama3_specials() -> dict[str, int]:
-    """Llama 3's 256 special tokens (llama-models, llama3/tokenizer.py)."""
+    """Returns Llama 3's 256 special tokens (llama-models, llama3/tokenizer.py)."""
     names = "begin_of_text end_of_text reserved_special_token_0 reserved_special_token_1"
     names += " finetune_right_pad_id step_id start_header_id end_header_id eom_id eot_id python_tag image"
     known = names.split()
@@ -88,7 +88,7 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 
 def named_encoding(name: str) -> ByteLevelBpe:
-    """The encoding of this name, through tiktoken, which keeps what it downloads.
+    """Loads the encoding of a name through tiktoken, which caches what it downloads.
 
     Raises:
         DataError: tiktoken knows no such name.
@@ -121,7 +121,7 @@ def named_encoding(name: str) -> ByteLevelBpe:
 
 
 def is_rank_file(path: Path) -> bool:
-    """Whether a file begins as a file of ranks."""
+    """Tells whether a file begins as a file of ranks."""
     with path.open("rb") as file:
         return _RANK_LINE.match(file.read(4096)) is not None
 
@@ -181,7 +181,7 @@ def _parse(content: bytes, path: Path) -> dict[bytes, int]:
 def _from_ranks(
     ranks: Mapping[bytes, int], specials: Mapping[str, int], pattern: str, where: object
 ) -> ByteLevelBpe:
-    """The same encoding by merges: exact, see ``bpe_merges.py``."""
+    """Converts ranks to the equivalent merges; ``bpe_merges.py`` proves that this is exact."""
     table = str.maketrans({chr(byte): character for byte, character in enumerate(byte_characters())})
     vocab = {token.decode("latin-1").translate(table): rank for token, rank in ranks.items()}
     missing = [byte for byte, character in enumerate(byte_characters()) if character not in vocab]
@@ -201,7 +201,7 @@ def _from_ranks(
 
 
 def _readable_by_both(pattern: str, where: object) -> str:
-    """The pattern, if nothing in it means one thing to tiktoken and another to ``tokenizers``."""
+    """Returns the pattern, if tiktoken and ``tokenizers`` read all of it in the same way."""
     differs = sorted(set(_READ_DIFFERENTLY.findall(pattern)))
     if differs:
         raise DataError(
@@ -214,7 +214,7 @@ def _readable_by_both(pattern: str, where: object) -> str:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The first cause of a chain of network errors: requests wraps them several times."""
+    """Returns the first cause of a chain of network errors: requests wraps them several times."""
     while error.__context__ is not None:
         error = error.__context__
     return error

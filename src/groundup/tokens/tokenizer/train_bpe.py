@@ -1,4 +1,4 @@
-"""Learning a byte-level BPE vocabulary from text, as GPT-2's was learned."""
+"""Trains a byte-level BPE vocabulary on text, as GPT-2's was trained."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ def train_tokenizer(
     end_of_document: str = "<|endoftext|>",
     fewer: bool = False,
 ) -> ByteLevelTokenizer:
-    """Learns a vocabulary: 256 bytes, then merges in the order learned, the special token last.
+    """Trains a vocabulary: 256 bytes, then merges in the order learned, the special token last.
 
     Memory grows with the number of different pieces (words), not with the text; the same texts give
     the same vocabulary.
@@ -67,7 +67,7 @@ def train_tokenizer(
 
 
 def _learn(texts: Iterable[str], num_tokens: int) -> list[tuple[str, str]]:
-    """Merges in the order learned."""
+    """Returns the merges in the order learned."""
     import tokenizers
     from tokenizers import models, pre_tokenizers, trainers
 
@@ -86,7 +86,7 @@ def _learn(texts: Iterable[str], num_tokens: int) -> list[tuple[str, str]]:
 
 
 def _in_a_thread(learn: Callable[[Iterator[str]], object], texts: Iterable[str]) -> None:
-    """Learns from texts that are read here: Ctrl-C is heard here while native code runs there for long."""
+    """Trains in a thread on texts that are read here, so that Ctrl-C is handled while native code runs."""
     ahead: queue.Queue[str | None] = queue.Queue(_TEXTS_AHEAD)
     learning: Future[None] = Future()
 
@@ -115,7 +115,7 @@ def _in_a_thread(learn: Callable[[Iterator[str]], object], texts: Iterable[str])
 
 
 def _put(ahead: "queue.Queue[str | None]", text: str | None, learning: "Future[None]") -> None:
-    """Hands a text on, unless nobody takes it any more."""
+    """Passes a text on, unless the training thread has ended."""
     while not learning.done():
         try:
             return ahead.put(text, timeout=_LOOK_SECONDS)
@@ -124,7 +124,7 @@ def _put(ahead: "queue.Queue[str | None]", text: str | None, learning: "Future[N
 
 
 def _end(ahead: "queue.Queue[str | None]") -> None:
-    """Ends the texts after those that were taken already."""
+    """Signals the end of the texts."""
     with contextlib.suppress(queue.Empty):
         while True:
             ahead.get_nowait()

@@ -39,13 +39,8 @@ _BATCH = "batch.safetensors"
 _BEFORE = "before"
 
 
-# JSON has no numbers that are not finite, so such may be text.
-_AnyFloat = Annotated[
-    float,
-    pydantic.Field(allow_inf_nan=True),
-    pydantic.BeforeValidator(float),
-    pydantic.PlainSerializer(repr, when_used="json"),
-]
+# JSON has no numbers that are not finite: in a manifest they are text.
+_AnyFloat = Annotated[float, pydantic.Field(allow_inf_nan=True), pydantic.BeforeValidator(float)]
 
 
 @config

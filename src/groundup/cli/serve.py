@@ -1,0 +1,122 @@
+"""``groundup serve``."""
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Literal
+
+from cyclopts import Parameter
+
+from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions
+from groundup.core.errors import ConfigError
+from groundup.core.log import logger
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+@Parameter(name="*")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """What clients may ask for; more is refused with status 413, 422 or 429.
+
+    Attributes:
+        max_request_bytes: Of a request's body.
+        max_prompt_tokens: Of one prompt; 0: what the model's context holds.
+        max_new_tokens: Of one text; 0: what the model's context holds.
+        max_texts: Of one request, prompts times samples.
+        max_batch_size: Texts that are worked on together.
+        max_waiting: Texts that wait while so many are in work.
+        drain_seconds: How long running requests have to finish after SIGTERM or Ctrl-C.
+    """
+
+    max_request_bytes: int = 1 << 20
+    max_prompt_tokens: int = 0
+    max_new_tokens: int = 0
+    max_texts: int = 128
+    max_batch_size: int = 64
+    max_waiting: int = 256
+    drain_seconds: float = 30
+
+
+USUAL_LIMITS = LimitOptions()
+
+
+def serve(
+    path: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    name: str | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    limits: LimitOptions = USUAL_LIMITS,
+    key: KeyOptions = NO_KEY,
+    model: ModelOptions = MODEL_AS_IT_IS,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API, and Megatron-LM's `PUT /api`.
+
+    Nothing but the checkpoint is needed. Requests join the running batch at once. SIGTERM or Ctrl-C lets
+    running requests finish and refuses new ones; a second one ends at once.
+
+    /v1/completions, /v1/chat/completions and /v1/models speak to OpenAI's clients, /api to Megatron-LM's;
+    /health is for load balancers, /metrics for Prometheus, /openapi.json describes it all.
+
+    For example:
+        groundup serve runs/quickstart/model
+        groundup serve gpt2 --port 8000 --dtype bfloat16
+        groundup serve gpt2 --host 0.0.0.0 --api-key-file key.txt --max-new-tokens 256
+
+    Args:
+        path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of Megatron-LM.
+        host: The address to listen at; 0.0.0.0 is all of the machine's.
+        port: To listen at; 0 takes a free one.
+        name: Of the model for clients; the folder's when left out.
+        dtype: In which the model computes.
+    """
+    from groundup.checkpoint.lazy import torch_dtype
+    from groundup.core.config import from_dict
+    from groundup.inference.engine import Engine
+    from groundup.serve.http_server import bind, run, url_of
+    from groundup.serve.service import Limits, Service
+
+    began = time.monotonic()
+    api_key = key.read()
+    flags = {
+        "request_bytes": limits.max_request_bytes,
+        "prompt_tokens": limits.max_prompt_tokens,
+        "new_tokens": limits.max_new_tokens,
+        "texts": limits.max_texts,
+        "waiting": limits.max_waiting,
+    }
+    names = {flag: f"--max-{flag.replace('_', '-')}" for flag in flags}
+    checked = from_dict(Limits, flags, where="command line", names=names)
+    if limits.max_batch_size < 1 or not limits.drain_seconds >= 0:
+        raise ConfigError("--max-batch-size is 1 or more, --drain-seconds 0 or more")
+    if host not in _LOCAL and api_key is None:
+        logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
+    if not 0 <= port < 1 << 16:
+        raise ConfigError(f"--port {port} is no port: they go up to 65535")
+    listener = bind(host, port)
+    loaded = model.open(path)
+    engine = Engine(loaded, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
+    service = Service(
+        loaded, engine, name=name or loaded.source.resolve().name, limits=checked, api_key=api_key
+    )
+
+    def say_ready() -> None:
+        _print_ready(service.name, url_of(listener), time.monotonic() - began, with_key=api_key is not None)
+
+    run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
+
+
+def _print_ready(name: str, url: str, seconds: float, *, with_key: bool) -> None:
+    key = " -H 'Authorization: Bearer KEY'" if with_key else ""
+    json = f"{key} -H 'Content-Type: application/json'"
+    completion = '{"prompt": "Once upon a time", "max_tokens": 32, "stream": true}'
+    megatron = '{"prompts": ["Hello world"], "tokens_to_generate": 8}'
+    print(
+        f"{name} at {url} (ready in {seconds:.1f} s); Ctrl-C ends\n\n"
+        f"  curl -N {url}/v1/completions{json} -d '{completion}'\n"
+        f"  curl -X PUT {url}/api{json} -d '{megatron}'\n"
+        f"  groundup client {url}\n",
+        flush=True,
+    )

@@ -1,0 +1,76 @@
+"""A model with its paged cache on one device.
+
+Shapes: M tokens, R rows of which logits are wanted, D model, V true vocabulary.
+"""
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from groundup.inference.packed_linear import PackedLinear, can_pack, with_packed_layers
+from groundup.inference.paged_cache import PagedCache
+from groundup.inference.runner import StepPlan
+from groundup.models import ModelConfig, evaluating, lm_head
+
+
+class DeviceModel:
+    """Computes plans of steps.
+
+    Args:
+        model: On its device. One in training is used as it is, in evaluation mode while it runs here; of
+            another one the linear layers are copied into a layout for decoding, where there is such a one.
+        config: Of the model.
+        vocab_size: Ids from here on are never produced.
+        dtype: In which the model computes; one other than its weights' makes a copy of them.
+    """
+
+    def __init__(self, model: nn.Module, config: ModelConfig, *, vocab_size: int, dtype: torch.dtype) -> None:
+        weight = next(model.parameters())
+        whole: Any = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
+        self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
+        self._model = whole
+        if can_pack(weight.device, dtype) and not model.training:
+            self._head = PackedLinear(whole.head.weight[:vocab_size], None)
+            self._model = with_packed_layers(whole)
+        self._device = weight.device
+        self._config = config
+        self._dtype = dtype
+        self._cache: PagedCache | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Returns the bytes of a token's keys and values."""
+        config = self._config
+        return 2 * config.num_layers * config.num_kv_heads * config.head_dim * self._dtype.itemsize
+
+    def allocate(self, num_blocks: int, block_size: int) -> None:
+        """Makes room for keys and values."""
+        config = self._config
+        self._cache = PagedCache(
+            layers=range(config.num_layers),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    @torch.inference_mode()
+    def compute(self, plan: StepPlan) -> Tensor:
+        """Returns the logits [R, V] of the plan's rows in fp32."""
+        assert self._cache is not None, "allocation comes first"
+        self._cache.prepare(plan.spans, cleared=plan.cleared, copies=plan.copies)
+        tokens_1M, positions_1M = torch.tensor([plan.tokens, plan.positions], device=self._device).unsqueeze(
+            1
+        )
+        with evaluating(self._model) if self._model.training else contextlib.nullcontext():
+            hidden_MD = self._model(tokens_1M, positions_BT=positions_1M, cache=self._cache)[0]
+            if plan.rows != list(range(len(plan.tokens))):
+                hidden_MD = hidden_MD[plan.rows]
+            return self._head(hidden_MD).float()

@@ -1,0 +1,111 @@
+"""An engine over the ranks of a layout writes what one process writes."""
+
+import contextlib
+import dataclasses
+import pickle
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from groundup.checkpoint.lazy import LoadedModel, as_lazy
+from groundup.checkpoint.load_over_ranks import load_over_ranks
+from groundup.core.errors import ConfigError
+from groundup.inference.engine import Engine
+from groundup.inference.rank_model import engine_on
+from groundup.inference.sequence import Generation, Request
+from groundup.launch.env import RankInfo
+from groundup.parallel.layout import Layout, PipelineConfig
+from groundup.parallel.mesh import init_distributed, leave_distributed
+from tests.parallel.ranks import start_ranks
+from tests.tiny import tiny_model
+from tests.unit.inference.test_beam_search import searches, softened
+from tests.unit.inference.test_continuous_batching import requests
+
+SETTINGS = {"max_batch_size": 6, "max_step_tokens": 13, "cache_bytes": 1 << 20}
+TINY = {
+    "gpt2": {"num_layers": 4},
+    "untied": {"name": "gpt2-erf-untied-biasless", "num_layers": 4},
+    "one-kv-head": {"name": "llama-grouped-tied", "num_layers": 4, "num_kv_heads": 1},
+    "three-heads": {"name": "llama", "num_heads": 3, "num_kv_heads": 1, "hidden_size": 48, "ffn_size": 96},
+}
+"""Name -> changes of one of ``MODELS``."""
+CASES = {
+    2: {
+        "tp2": (Layout(dp=1, tp=2), ("gpt2", "one-kv-head")),
+        "pp2": (Layout(dp=1, pp=2), ("gpt2",)),
+        "pp2-uneven": (Layout(dp=1, pp=2, pipeline=PipelineConfig(layers=(3, 1))), ("untied",)),
+    },
+    3: {"tp3": (Layout(dp=1, tp=3), ("three-heads",))},  # of 384 rows each has 128, the last 44 with ids
+    4: {"tp2-pp2": (Layout(dp=1, tp=2, pp=2), ("gpt2", "one-kv-head"))},
+}
+
+
+def tiny(model: str) -> LoadedModel:
+    changes: dict[str, Any] = {"name": model, **TINY[model]}
+    return softened(tiny_model(**changes))
+
+
+def wanted() -> list[Request]:
+    plain = [
+        dataclasses.replace(one, num_prompt_logprobs=2 if number % 3 == 0 else None)
+        for number, one in enumerate(requests(7))
+    ]
+    return [*plain, *searches(1, max_new_tokens=9)]
+
+
+def answers(engine: Engine) -> tuple[list[Generation], int]:
+    return list(engine.complete(wanted())), engine.blocks.num_blocks
+
+
+def on_rank(rank: int, size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    info = RankInfo(rank, rank, size, size)
+    for name, (layout, models) in CASES[size].items():
+        mesh = init_distributed(layout, info, torch.device("cpu"))
+        for model in models:
+            loaded = load_over_ranks(as_lazy(tiny(model)), mesh, precision=contextlib.nullcontext)
+            with engine_on(loaded, mesh, dtype=torch.float32, **SETTINGS) as engine:
+                assert (engine is None) == (rank > 0)
+                if engine:
+                    (folder / f"{name}.{model}").write_bytes(pickle.dumps(answers(engine)))
+    replicas = init_distributed(Layout(dp=size), info, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="replicas"):
+        engine_on(loaded, replicas, dtype=torch.float32).__enter__()
+    leave_distributed()
+
+
+def assert_same(found: Sequence[Generation], expected: Sequence[Generation]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one.ids, one.text, one.finished) == (other.ids, other.text, other.finished)
+        assert [beam.ids for beam in one.beams] == [beam.ids for beam in other.beams]
+        for mine, theirs in ((one.logprobs, other.logprobs), (one.prompt_logprobs, other.prompt_logprobs)):
+            assert [logprob.chosen for logprob in mine] == pytest.approx(
+                [logprob.chosen for logprob in theirs], abs=1e-4
+            )
+            assert [len(logprob.top) for logprob in mine] == [len(logprob.top) for logprob in theirs]
+
+
+@pytest.mark.parametrize("size", CASES)
+def test_all_ranks_together_are_one_model(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    ranks = start_ranks(on_rank, (size, tmp_path), size)
+    expected = {
+        model: answers(Engine(tiny(model), **SETTINGS))
+        for _, models in CASES[size].values()
+        for model in models
+    }
+    while not ranks.join():
+        pass
+    for name, (_, models) in CASES[size].items():
+        for model in models:
+            found, found_blocks = pickle.loads((tmp_path / f"{name}.{model}").read_bytes())
+            assert_same(found, expected[model][0])
+            assert found_blocks >= expected[model][1], "a rank has fewer keys and values of each token"
