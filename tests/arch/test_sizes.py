@@ -16,7 +16,7 @@ BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
     "checkpoint": 7600,
-    "cli": 4550,
+    "cli": 4500,
     "core": 2500,
     "corpus": 8500,
     "eval": 2300,
