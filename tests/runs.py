@@ -5,6 +5,7 @@ from pathlib import Path
 import orjson
 
 from groundup.checkpoint.native.contents import CheckpointAbout, CheckpointManifest, TrainingCounts
+from groundup.cli.task_scores import task_scorer
 from groundup.cli.train import complete, evaluate
 from groundup.core.config import resolve, to_yaml
 from groundup.core.manifest import FileRecord
@@ -77,7 +78,8 @@ def write_run(folder: Path, *overrides: str) -> None:
 def run(config: TrainConfig, **callbacks) -> list[dict]:
     """Trains, and returns the records of ``metrics.jsonl``."""
 
-    train(config, **{"evaluate": evaluate, "complete": complete, **callbacks})
+    own = {"evaluate": evaluate, "complete": complete, "score_tasks": task_scorer(config)}
+    train(config, **{**own, **callbacks})
     return records_of(config)
 
 

@@ -2,6 +2,7 @@
 
 import json as json_format
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,8 @@ from groundup.cli.printing import print_excerpt
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from groundup.checkpoint.lazy import LoadedModel
+    from groundup.eval.measure import Measured
     from groundup.eval.tasks import EvaluationTask, Results
 
 _OPTION = re.compile(r"\w+(\.\w+)+=")
@@ -27,6 +30,8 @@ def evaluate(
     show: int = 0,
     out: Path | None = None,
     json: Switch = False,
+    tensorboard: Path | None = None,
+    every_checkpoint: Switch = False,
 ) -> None:
     """Measure a model.
 
@@ -51,6 +56,10 @@ def evaluate(
     the authors' files. Their options: num_fewshot, fewshot_data (the file whose first items are shown
     before each question; the folder of *_dev.csv for mmlu).
 
+    With layout.dp=2, layout.tp=2 or layout.pp=2, or several of these, ranks are started on this machine, as
+    for `groundup train`: dp shares the items out, tp and pp share a model that is too large for one device.
+    Scores are the same.
+
     All of these take batch_size (by default what is fast and fits into memory; changes no result), and those
     with items limit (read only the first so many).
 
@@ -64,6 +73,10 @@ def evaluate(
 
         groundup eval exported --tasks lambada,hellaswag,wikitext --data evaluation --show 5 --out a.json
 
+        groundup eval runs/a --tasks lambada,hellaswag --data evaluation layout.tp=2 layout.dp=2
+
+        groundup eval runs/a --tasks lambada,hellaswag --data evaluation --every-checkpoint
+
     Args:
         path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of
             Megatron-LM.
@@ -76,14 +89,54 @@ def evaluate(
         show: Print so many items of each task, with prediction and target.
         out: Write all results to this JSON file, with every item's log-likelihoods.
         json: Print one JSON object a task instead of a table.
+        tensorboard: Write the figures to this folder of TensorBoard too, at the step of the checkpoint, as
+            eval/TASK/FIGURE.
+        every_checkpoint: Measure each checkpoint of the run that is not measured yet, and show the scores of
+            all; they are kept in RUN/evaluations, with scores.html, a drawing.
     """
+    from groundup.cli.eval_checkpoints import evaluate_checkpoints, print_scores
     from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
     from groundup.core.files import require_writable
-    from groundup.eval.measure import measure
+    from groundup.eval.measure import kind_of, measure
     from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
     from groundup.parallel.device import choose_precision
 
+    kinds, files, settings = _sorted_words(options, data, tasks)
+    layout, settings = layout_of(settings)
+    chosen = configured_tasks(kinds, settings)
+    if out and every_checkpoint:
+        raise ConfigError("results are kept in RUN/evaluations", where="--out", fix="Leave it out.")
+    if out:
+        require_writable(out.parent, where="--out")
+    start_ranks(layout)
+    with joined(layout, model.device) as mesh:
+        tell = _teller(
+            json=json,
+            table=not every_checkpoint,
+            show=show,
+            ema=model.ema,
+            scalars=_scalars(tensorboard if mesh.is_first else None),
+        )
+        if every_checkpoint:
+            series = evaluate_checkpoints(path, chosen, files, model, mesh, precision, tell)
+            if mesh.is_first and not json:
+                print_scores(path, [kind_of(task) for task in chosen], series)
+            return
+        loaded = open_over_ranks(path, model, mesh, precision)
+        trees = []
+        for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
+            if mesh.is_first:
+                trees.append(found.tree)
+                tell(loaded, found)
+        if out and mesh.is_first:
+            write_results(out, str(loaded.source), trees)
+
+
+def _sorted_words(
+    options: Sequence[str], data: Sequence[Path], tasks: Sequence[str]
+) -> tuple[list[str], list[Path], list[str]]:
+    """Returns the kinds of tasks, the files and the settings of a command line."""
     if stray := [word for word in options if "=" not in word]:
         raise ConfigError(
             f"{' '.join(stray)} is no option of a task",
@@ -96,26 +149,40 @@ def evaluate(
     if not files:
         raise ConfigError("names nothing to measure on", where="--data", fix="Name token files or texts.")
     kinds = [kind for word in tasks if not _OPTION.match(word) for kind in word.split(",")]
-    layout, settings = layout_of(settings)
-    chosen = configured_tasks(kinds, settings)
-    if out:
-        require_writable(out.parent, where="--out")
-    start_ranks(layout)
-    with joined(layout, model.device) as mesh:
-        loaded = open_over_ranks(path, model, mesh, precision)
-        trees = []
-        for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
-            if not mesh.is_first:
-                continue
-            trees.append(found.tree)
-            if json:
-                print(json_format.dumps(found.in_one_line(loaded.source, ema=model.ema)))
-            else:
-                print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
-                _print_table(found.task, found.results, found.seconds)
-                _print_items(found.results, show)
-        if out and mesh.is_first:
-            write_results(out, str(loaded.source), trees)
+    return kinds, files, settings
+
+
+def _teller(
+    *, json: bool, table: bool, show: int, ema: bool, scalars: "Callable[[int, Measured], None]"
+) -> "Callable[[LoadedModel, Measured], None]":
+    """Returns what tells of a model what a task found."""
+
+    def tell(loaded: "LoadedModel", found: "Measured") -> None:
+        scalars(loaded.step, found)
+        if json:
+            print(json_format.dumps(found.in_one_line(loaded.source, ema=ema)))
+        elif table:
+            print(f"{found.kind} of {loaded.source} on {', '.join(map(str, found.data))}")
+            _print_table(found.task, found.results, found.seconds)
+            _print_items(found.results, show)
+
+    return tell
+
+
+def _scalars(folder: Path | None) -> "Callable[[int, Measured], None]":
+    """Returns what writes figures to TensorBoard; what does nothing where there is no folder."""
+    if folder is None:
+        return lambda step, found: None
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder))
+
+    def write(step: int, found: "Measured") -> None:
+        for name, value in found.results.figures.items():
+            writer.add_scalar(f"eval/{found.kind}/{name}", value, step)
+        writer.flush()
+
+    return write
 
 
 def compare(first: Path, second: Path) -> None:

@@ -101,12 +101,14 @@ def finetune(
 
 def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
     """Trains as one process, as one of several ranks, or starts those."""
+    from groundup.cli.task_scores import task_scorer
     from groundup.core.files import require_writable
     from groundup.core.log import logger
     from groundup.launch.env import is_torchrun_worker, launcher_pipe, rank_from_env
     from groundup.launch.rank_log import prefix_log_lines
 
     require_writable(resolved.value.run_dir, where="run_dir")
+    task_scorer(resolved.value)  # which refuses tasks that cannot be
     rank = rank_from_env()
     if launcher_pipe() is None:
         is_alone = rank is None and not is_torchrun_worker()
@@ -182,6 +184,7 @@ def _newest_step(config: "TrainConfig") -> Callable[[], int]:
 
 def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
+    from groundup.cli.task_scores import task_scorer
     from groundup.core.log import also_to_file
     from groundup.launch.heartbeat import HeartbeatWriter
     from groundup.launch.watchdog import watchdog
@@ -191,7 +194,13 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG):
         heartbeat = HeartbeatWriter.from_env()
         with watchdog(config.watchdog, heartbeat):
-            results = run_loop(config, evaluate=evaluate, complete=complete, heartbeat=heartbeat)
+            results = run_loop(
+                config,
+                evaluate=evaluate,
+                complete=complete,
+                score_tasks=task_scorer(config),
+                heartbeat=heartbeat,
+            )
         leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
         return results
 

@@ -1,5 +1,6 @@
-"""Progress with rate and ETA: a live line on a terminal, a line now and then elsewhere."""
+"""Progress with rate and ETA: a live line on a terminal, a line now and then elsewhere; none if ``quiet``."""
 
+import logging
 import time
 from types import TracebackType
 
@@ -46,7 +47,8 @@ class Progress:
         self._live = LiveLine(self.line)
 
     def __enter__(self) -> "Progress":
-        self._live.__enter__()
+        if logger.isEnabledFor(logging.INFO):
+            self._live.__enter__()
         return self
 
     def __exit__(

@@ -64,16 +64,28 @@ def measure(
         DataError: The data is not what a task reads.
         CheckpointError: The model computes losses that are not finite.
     """
-    for task in (task.for_model(loaded) for task in tasks):
-        data = files_of(task, files) if len(tasks) > 1 else list(files)
-        began = time.monotonic()
-        with precision.autocast():
-            results = task.measure(loaded, data)
-        yield Measured(task=task, data=data, results=results, seconds=time.monotonic() - began)
+    for task in tasks:
+        yield measure_task(loaded, task, files_of(task, files, among=tasks), precision)
 
 
-def files_of(task: EvaluationTask, files: Sequence[Path]) -> list[Path]:
-    """Returns the files that are the task's by their names, and folders with such, where there are some."""
+def measure_task(
+    loaded: LoadedModel, task: EvaluationTask, data: Sequence[Path], precision: Precision
+) -> Measured:
+    """Measures one task on files of its own, as ``measure``."""
+    task = task.for_model(loaded)
+    began = time.monotonic()
+    with precision.autocast():
+        results = task.measure(loaded, data)
+    return Measured(task=task, data=data, results=results, seconds=time.monotonic() - began)
+
+
+def files_of(task: EvaluationTask, files: Sequence[Path], *, among: Sequence[EvaluationTask]) -> list[Path]:
+    """Returns the files that are the task's by their names, and folders with such, where there are some.
+
+    All files where there are none, and where it is the only task.
+    """
+    if len(among) == 1:
+        return list(files)
     named = [
         path
         for path in files

@@ -218,7 +218,7 @@ def _try(
     filled = [*mine, *[0] * missing]
     try:
         found = score_rows(model, vocab_size, [batches[number] for number in filled], banned_R)
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
         if model.is_independent:
@@ -238,5 +238,6 @@ def _tokens_at_once(config: ModelConfig, device: torch.device) -> int:
     return max(1, min(_GPU_TOKENS, free // 2 // (_ACTIVATIONS * config.hidden_size)))
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    of_gpu_or_numpy = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return of_gpu_or_numpy or "can't allocate memory" in str(error)

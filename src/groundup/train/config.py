@@ -70,6 +70,28 @@ class ValidationConfig:
 
 
 @config
+class EvalConfig:
+    """Scores of evaluation tasks while training.
+
+    Attributes:
+        every: Steps between evaluations; 0 for none. The run ends with one.
+        tasks: Which, separated by commas, as ``groundup eval --tasks`` takes them: lambada,hellaswag.
+        data: A file, or a folder in which each task finds its own by name.
+        options: Of the tasks, as there, separated by blanks: "lambada.limit=500 hellaswag.prompt=plain".
+    """
+
+    every: NotNegative = 0
+    tasks: str = ""
+    data: Path | None = None
+    options: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses half of what an evaluation needs."""
+        if self.every and not (self.tasks and self.data is not None):
+            raise ValueError("eval.every needs eval.tasks and eval.data")
+
+
+@config
 class SampleConfig:
     """Completions of a prompt while training, to see the model learn.
 
@@ -133,6 +155,7 @@ class TrainConfig:
         start: Weights to begin with.
         log: Reporting.
         validation: Held-out loss while training.
+        eval: Scores of tasks while training.
         sample: Completions while training.
         checkpoint: Saving.
         ema: Moving average of the weights.
@@ -164,6 +187,7 @@ class TrainConfig:
     start: StartConfig = StartConfig()
     log: LogConfig = LogConfig()
     validation: ValidationConfig = ValidationConfig()
+    eval: EvalConfig = EvalConfig()
     sample: SampleConfig = SampleConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     ema: EmaConfig = EmaConfig()

@@ -24,13 +24,26 @@ from groundup.train.stability.spike_guard import RollbackGuard
 from groundup.train.stability.spike_handling import handle_spike
 from groundup.train.state import RngStates
 from groundup.train.step import NotFinite, train_step
-from groundup.train.validation import Complete, Evaluate, log_sample, validate, validate_at_the_end
+from groundup.train.validation import (
+    Complete,
+    Evaluate,
+    ScoreTasks,
+    log_sample,
+    score,
+    validate,
+    validate_at_the_end,
+)
 
 _FEWEST_STEPS = 3
 
 
 def train(
-    config: TrainConfig, *, evaluate: Evaluate, complete: Complete, heartbeat: HeartbeatWriter | None = None
+    config: TrainConfig,
+    *,
+    evaluate: Evaluate,
+    complete: Complete,
+    score_tasks: ScoreTasks,
+    heartbeat: HeartbeatWriter | None = None,
 ) -> dict[str, Evaluation]:
     """Trains to ``config.num_steps``, from scratch or from the run folder's newest checkpoint.
 
@@ -51,11 +64,16 @@ def train(
     )
     report = Report(run, metrics)
     with LiveLine(report.live.text):
-        return _train(run, metrics, report, evaluate, complete)
+        return _train(run, metrics, report, evaluate, complete, score_tasks)
 
 
 def _train(
-    run: Run, metrics: Metrics, report: Report, evaluate: Evaluate, complete: Complete
+    run: Run,
+    metrics: Metrics,
+    report: Report,
+    evaluate: Evaluate,
+    complete: Complete,
+    score_tasks: ScoreTasks,
 ) -> dict[str, Evaluation]:
     config, state, mesh = run.config, run.state, run.mesh
     batches = run.prefetch(run.shares())
@@ -88,6 +106,8 @@ def _train(
             with report.stopwatch:
                 if _due(state.step, config.validation.interval) and run.splits.validation and not last:
                     validate(run, metrics, evaluate, "validation")
+                if _due(state.step, config.eval.every) and not last:
+                    score(run, metrics, score_tasks)
                 if _due(state.step, config.sample.interval):
                     log_sample(run, metrics, complete)
                 stopping = mesh.any(interruption.requested or run.writer.has_failed)
@@ -98,6 +118,8 @@ def _train(
                 raise Interrupted(state.step, interruption.number)
 
     with threads:
+        if config.eval.every:
+            score(run, metrics, score_tasks)
         return validate_at_the_end(run, metrics, evaluate)
 
 

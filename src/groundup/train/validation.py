@@ -1,8 +1,11 @@
-"""What is measured of the model while it trains: its loss on held-out text, and a completion to look at."""
+"""What is measured of the model while it trains: loss on held-out text, scores of tasks, a completion."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 
-from groundup.core.log import logger
+import torch
+
+from groundup.core.log import logger, quiet
 from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.dataset import Samples
@@ -11,6 +14,12 @@ from groundup.train.setup import Run
 
 Evaluate = Callable[[Run, Samples, int], Evaluation]
 """Measures the model on so many micro-batches of a split, 0 for all; leaves the model as it was."""
+
+Scores = Mapping[str, Mapping[str, float]]
+"""Task -> figure -> value."""
+
+ScoreTasks = Callable[[Run], Scores]
+"""Measures the tasks of ``config.eval``; leaves the model as it was."""
 
 Complete = Callable[[Run], str]
 """Completes ``config.sample.prompt``; leaves the model as it was."""
@@ -47,6 +56,30 @@ def validate_at_the_end(run: Run, metrics: Metrics, evaluate: Evaluate) -> dict[
         if getattr(run.splits, name):
             found |= validate(run, metrics, evaluate, name)
     return found
+
+
+def score(run: Run, metrics: Metrics, score_tasks: ScoreTasks) -> None:
+    """Measures the tasks, with the average of the weights too where there is one; logs and records them."""
+    run.heartbeat.record(run.state.step, "evaluating", is_long=True)
+    with _apart(run):
+        found = dict(score_tasks(run))
+    if run.state.average:
+        with run.state.average.in_place_of_weights(), _apart(run):
+            found |= {f"{task}_ema": figures for task, figures in score_tasks(run).items()}
+    for task, figures in found.items():
+        shown = (f"{name.replace('_', ' ')} {value:,.4g}" for name, value in figures.items())
+        logger.info("step %d: %s: %s", run.state.step, task, " | ".join(shown))
+        metrics.record(f"eval/{task}", run.state.step, **figures)
+
+
+@contextlib.contextmanager
+def _apart(run: Run) -> Iterator[None]:
+    """Leaves nothing behind: no lines of progress, no compiled graphs of odd shapes, no memory on a GPU."""
+    eager = torch.compiler.set_stance("force_eager") if run.config.compile else contextlib.nullcontext()
+    with quiet(), eager:
+        yield
+    if run.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def log_sample(run: Run, metrics: Metrics, complete: Complete) -> None:

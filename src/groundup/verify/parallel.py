@@ -14,6 +14,7 @@ from groundup.parallel.layout import Layout, PipelineConfig, stages_per_rank
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
+    EvalConfig,
     LogConfig,
     SampleConfig,
     StartConfig,
@@ -111,6 +112,7 @@ def witness(config: TrainConfig, folder: Path, *, layout: Layout, num_steps: int
         start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),
         validation=ValidationConfig(interval=0),
+        eval=EvalConfig(),
         sample=SampleConfig(),
         checkpoint=CheckpointConfig(interval=num_steps, keep_last=1),
         spike_guard=NoSpikeGuard(),

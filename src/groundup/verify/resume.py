@@ -13,7 +13,14 @@ from groundup.checkpoint.native.folder import (
 )
 from groundup.core.errors import TrainingError
 from groundup.tokens.sampling.splits import tokenizer_of_data
-from groundup.train.config import CheckpointConfig, LogConfig, SampleConfig, TrainConfig, ValidationConfig
+from groundup.train.config import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    SampleConfig,
+    TrainConfig,
+    ValidationConfig,
+)
 from groundup.train.setup import checkpoints_of, require_vocabulary
 from groundup.verify.parallel import Launch, read_curve, shrunk, trains
 
@@ -76,6 +83,7 @@ def verify_resume(
         start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),
         validation=ValidationConfig(interval=0),
+        eval=EvalConfig(),
         sample=SampleConfig(),
         checkpoint=dataclasses.replace(
             config.checkpoint, interval=num_steps, keep_last=CheckpointConfig().keep_last

@@ -1,5 +1,9 @@
 """Scores are those of one request alone, whatever is scored beside it."""
 
+import resource
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +107,24 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved():
     loaded.model.embed.register_forward_pre_hook(refuse_more_than(0))
     with pytest.raises(MachineError, match="does not hold one text of 3 tokens"):
         loglikelihood(loaded.model, loaded.config, requests)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
+def test_a_memory_that_is_really_full_changes_no_score():
+    loaded, sizes = tiny_model("llama"), []
+    requests = [request([number // 300] * 39 + [number % 300], [2] * 20) for number in range(2048)]
+    expected = [score.logprob for score in loglikelihood(loaded.model, loaded.config, requests)]
+    loaded.model.embed.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), before[1]))
+    try:
+        found = loglikelihood(loaded.model, loaded.config, requests, batch_size=2048)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert sizes[0] == 2048
+    assert sizes[-1] < 2048
+    assert [score.logprob for score in found] == pytest.approx(expected, abs=1e-5)
 
 
 def test_another_error_is_not_taken_for_a_full_memory():

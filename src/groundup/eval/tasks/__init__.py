@@ -59,12 +59,15 @@ _OptionsOfAll: Any = config(
 )
 
 
-def configured_tasks(kinds: Sequence[str], options: Sequence[str]) -> list[EvaluationTask]:
+def configured_tasks(
+    kinds: Sequence[str], options: Sequence[str], *, where: str = "--tasks"
+) -> list[EvaluationTask]:
     """Returns the tasks of these kinds with their options.
 
     Args:
         kinds: Of the tasks, in order.
         options: ``kind.field=value``; the value is read as YAML.
+        where: What names the kinds, for messages.
 
     Raises:
         ConfigError: There is no such task or option, or an option has a wrong value or no effect.
@@ -73,14 +76,14 @@ def configured_tasks(kinds: Sequence[str], options: Sequence[str]) -> list[Evalu
         if kind not in TASKS:
             raise ConfigError(
                 f"{kind!r} is no task; there are {', '.join(TASKS)}",
-                where="--tasks",
+                where=where,
                 fix=nearest(kind, TASKS),
             )
     tree, origins = read_overrides(options)
     tasks = from_tree(_OptionsOfAll, tree, origins)
     if idle := [option for option in options if option.partition(".")[0] not in kinds]:
         raise ConfigError(
-            f"no effect on --tasks {','.join(kinds)}",
+            f"no effect on {where} {','.join(kinds)}",
             where=f"command line ({' '.join(idle)})",
             fix="Leave it out, or name its task.",
         )
