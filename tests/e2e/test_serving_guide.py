@@ -1,5 +1,7 @@
 """The commands of docs/guides/serving.md run as they stand, at an address that is free."""
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -14,6 +16,7 @@ import pytest
 from groundup.checkpoint.huggingface.weights import write_huggingface
 from tests.forked import programs
 from tests.guides import blocks, commands, run
+from tests.served import Served
 from tests.tiny import tiny_model
 from tests.unit.serve.test_openai_api import with_template
 
@@ -21,25 +24,52 @@ GUIDE = "docs/guides/serving.md"
 USUAL = "http://127.0.0.1:5000"
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The first command's process, and the address that it prints."""
-    write_huggingface(with_template(tiny_model("gpt2")), tmp_path / "model")
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The first command's process, with more flags, and the address that it prints."""
+    write_huggingface(with_template(tiny_model("gpt2")), folder / "model")
     first, *_ = commands(GUIDE)
+    _, *words = first.split()
     process = subprocess.Popen(
-        [*f"{first} --port 0".replace("groundup", str(programs() / "groundup"), 1).split()],
-        cwd=tmp_path,
+        [str(programs() / "groundup"), *words, *flags, "--port", "0"],
+        cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "HF_HUB_OFFLINE": "1"},
     )
     assert process.stdout is not None
-    found = re.match(r"model at (http://127\.0\.0\.1:\d+) \(ready in ", process.stdout.readline())
-    assert found
-    yield process, found[1]
-    process.kill()
-    process.wait()
+    try:
+        found = re.match(r"model at (http://127\.0\.0\.1:\d+) \(ready in ", process.stdout.readline())
+        assert found
+        yield process, found[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    with serving(tmp_path) as one:
+        yield one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["layout.tp=2", "layout.tp=2 layout.pp=2"])
+def test_a_layout_of_several_ranks_gives_the_same_answers(layout: str, tmp_path: Path) -> None:
+    body = {"prompts": ["the cat", "a"], "tokens_to_generate": 9, "random_seed": 3, "logprobs": True}
+    with Served(tiny_model("gpt2")) as served:
+        expected = served.ask("PUT", "/api", body)[1]
+    with serving(tmp_path, *layout.split()) as (process, url):
+        connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=120)
+        connection.request("PUT", "/api", json.dumps(body))
+        answer = json.load(connection.getresponse())
+        process.terminate()
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    assert answer["segments"] == expected["segments"]
+    for row, other in zip(answer["logprobs"], expected["logprobs"], strict=True):
+        assert row == pytest.approx(other, abs=1e-3)
 
 
 @pytest.mark.slow

@@ -2,24 +2,31 @@
 
 import contextlib
 import dataclasses
+import itertools
+import os
 import pickle
 import socket
-from collections.abc import Sequence
+import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
+from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.lazy import LoadedModel, as_lazy
 from groundup.checkpoint.load_over_ranks import load_over_ranks
 from groundup.core.errors import ConfigError
 from groundup.inference.engine import Engine
 from groundup.inference.rank_model import engine_on
+from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Generation, Request
 from groundup.launch.env import RankInfo
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.mesh import init_distributed, leave_distributed
+from groundup.parallel.parallel_model import ParallelModel
+from tests.forked import programs
 from tests.parallel.ranks import start_ranks
 from tests.tiny import tiny_model
 from tests.unit.inference.test_beam_search import searches, softened
@@ -78,6 +85,15 @@ def on_rank(rank: int, size: int, folder: Path) -> None:
     leave_distributed()
 
 
+def meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets ranks that are started from now on meet at a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+
+
 def assert_same(found: Sequence[Generation], expected: Sequence[Generation]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert (one.ids, one.text, one.finished) == (other.ids, other.text, other.finished)
@@ -89,13 +105,34 @@ def assert_same(found: Sequence[Generation], expected: Sequence[Generation]) -> 
             assert [len(logprob.top) for logprob in mine] == [len(logprob.top) for logprob in theirs]
 
 
+def mortal_rank(rank: int, size: int, folder: Path) -> None:
+    """Rank 1 dies in the midst of a step; rank 0 must learn of it."""
+    torch.set_num_threads(1)
+    mesh = init_distributed(Layout(dp=1, tp=size), RankInfo(rank, rank, size, size), torch.device("cpu"))
+    loaded = load_over_ranks(as_lazy(tiny("gpt2")), mesh, precision=contextlib.nullcontext)
+    if rank:
+        cast(ParallelModel, loaded.model).model.register_forward_pre_hook(die_late())
+    with engine_on(loaded, mesh, dtype=torch.float32, **SETTINGS) as engine:
+        assert engine, "it ends only by the loss of rank 1"
+        with pytest.raises(RuntimeError) as caught:
+            answers(engine)
+        (folder / "error").write_text(str(caught.value))
+        os._exit(0)  # the others cannot be told
+
+
+def die_late() -> Callable[..., None]:
+    calls = itertools.count()
+
+    def die(*_: object) -> None:
+        if next(calls) == 5:
+            os._exit(3)
+
+    return die
+
+
 @pytest.mark.parametrize("size", CASES)
 def test_all_ranks_together_are_one_model(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
+    meet(monkeypatch)
     ranks = start_ranks(on_rank, (size, tmp_path), size)
     expected = {
         model: answers(Engine(tiny(model), **SETTINGS))
@@ -109,3 +146,40 @@ def test_all_ranks_together_are_one_model(size: int, tmp_path: Path, monkeypatch
             found, found_blocks = pickle.loads((tmp_path / f"{name}.{model}").read_bytes())
             assert_same(found, expected[model][0])
             assert found_blocks >= expected[model][1], "a rank has fewer keys and values of each token"
+
+
+def test_the_death_of_a_rank_ends_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    meet(monkeypatch)
+    ranks = start_ranks(mortal_rank, (2, tmp_path), 2)
+    for process in ranks.processes:
+        process.join()
+    assert [process.exitcode for process in ranks.processes] == [0, 3]
+    assert (tmp_path / "error").read_text()
+
+
+def test_generate_over_ranks_writes_the_same(tmp_path: Path) -> None:
+    loaded = tiny("gpt2")
+    write_huggingface(loaded, tmp_path)
+    settings = ("--max-new-tokens", "12", "--temperature", "0.9", "--seed", "4")
+    wanted = Request(
+        prompt=loaded.tokenizer.encode("the sea"),
+        sampling=Sampling(temperature=0.9),
+        max_new_tokens=12,
+        seed=4,
+        stop_ids=(299,),
+    )
+    [expected] = Engine(loaded).complete([wanted])
+    done = subprocess.run(
+        [programs() / "groundup", "generate", tmp_path, "layout.tp=2", "layout.pp=2", *settings],
+        input="the sea\n",
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, f"the sea{expected.text}\n"), done.stderr
+    missing = subprocess.run(
+        [programs() / "groundup", "generate", tmp_path, "layout.dp=2", "--prompt", "a"],
+        capture_output=True,
+        text=True,
+    )
+    assert missing.returncode == 1
+    assert "layout.dp" in missing.stderr and "several services" in missing.stderr

@@ -61,6 +61,7 @@ _VERBS = {
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",
     "verify convert": "verify:convert",
+    "verify serve": "verify:serve",
     "checkpoint ls": "checkpoint:ls",
     "checkpoint show": "checkpoint:show",
     "checkpoint verify": "checkpoint:verify",
@@ -70,7 +71,7 @@ _VERBS = {
     "checkpoint prune": "checkpoint:prune",
     "checkpoint push": "checkpoint_copies:push",
     "checkpoint pull": "checkpoint_copies:pull",
-    "eval": "evaluate:evaluate",
+    "eval": "eval_fetch:EVAL",  # with eval fetch
     "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from groundup.cli.completion import AS_USUAL, Completer, CompletionOptions
-from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions
+from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions, Override
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.progress import Progress
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def generate(
     path: Path,
-    *,
+    *overrides: Override,
     prompt: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     prompt_file: Path | None = None,
     file: Path | None = None,
@@ -36,13 +36,18 @@ def generate(
 
     With --file, many prompts are completed at once. Each line of it is a JSON object with the field
     "prompt"; stdout gets the same objects, in their order, with "completion" and "finished" (the reason:
-    stop, length or context) added, and with "sample" where there are several.
+    stop, length or context) added, with "sample" where there are several, and with "score" where there are
+    beams.
+
+    A layout of several ranks, layout.tp or layout.pp, spreads the model over GPUs or processes of this
+    machine.
 
     For example:
 
         groundup generate runs/quickstart/model --prompt 'def hello_world():'
         groundup generate gpt2 --prompt-file story.txt --temperature 0.9 --top-p 0.95 --num-samples 3
         groundup generate runs/a --prompt 'Once upon a time' --temperature 0 --stop '.'
+        groundup generate gpt2 layout.tp=2 --prompt 'Once upon a time' --num-beams 4
         groundup generate gpt2 --file prompts.jsonl --dtype bfloat16 --max-new-tokens 64 > completed.jsonl
 
     Args:
@@ -56,7 +61,9 @@ def generate(
         dtype: In which the model computes.
     """
     from groundup.checkpoint.lazy import torch_dtype
-    from groundup.inference.engine import Engine
+    from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
+    from groundup.inference.rank_model import engine_on
+    from groundup.launch.env import own_rank
 
     given = [name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--file", file))
              if value is not None]  # fmt: skip
@@ -65,22 +72,28 @@ def generate(
     if logprobs is not None and (file is None or logprobs < 0):
         raise ConfigError("--logprobs is a number from 0 on, and for --file only")
     sampling = completion.sampling()
+    layout = undivided_layout(overrides)
     if prompt_file is not None:
         prompt = _read_prompt(prompt_file)
-    if prompt is None and file is None and not sys.stdin.isatty():
+    records = _read_records(file) if file is not None else []
+    is_asked = prompt is None and file is None
+    start_ranks(layout, with_stdin=is_asked)
+    if is_asked and own_rank() == 0 and not sys.stdin.isatty():
         prompt = sys.stdin.read().removesuffix("\n")  # the one that `echo` adds
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
-    records = _read_records(file) if file is not None else []
-    loaded = model.open(path)
-    engine = Engine(loaded, dtype=torch_dtype(dtype))
-    completer = Completer(loaded, engine, completion, sampling, logprobs)
-    if file is not None:
-        _complete_file(completer, file, records)
-    elif prompt is None:
-        _converse(completer)
-    else:
-        completer.print(prompt, completion.seed)
+    with joined(layout, model.device) as mesh:
+        loaded = open_over_ranks(path, model, mesh, "fp32")
+        with engine_on(loaded, mesh, dtype=torch_dtype(dtype)) as engine:
+            if engine is None:
+                return
+            completer = Completer(loaded, engine, completion, sampling, logprobs)
+            if file is not None:
+                _complete_file(completer, file, records)
+            elif prompt is None:
+                _converse(completer)
+            else:
+                completer.print(prompt, completion.seed)
 
 
 def _read_prompt(path: Path) -> str:
@@ -114,10 +127,10 @@ def _read_records(path: Path) -> list[dict[str, Any]]:
 
 def _complete_file(completer: Completer, path: Path, records: list[dict[str, Any]]) -> None:
     """Prints every record with its completions, in order, as soon as the ones before are printed."""
-    num_samples = completer.options.num_samples
+    per_prompt = completer.num_requests
     requests: list[Request] = []
     for number, record in enumerate(records, 1):
-        new = completer.requests(record["prompt"], completer.options.seed + (number - 1) * num_samples)
+        new = completer.requests(record["prompt"], completer.options.seed + (number - 1) * per_prompt)
         try:
             completer.engine.check(new[0])
         except DataError as error:  # before hours of work
@@ -125,12 +138,9 @@ def _complete_file(completer: Completer, path: Path, records: list[dict[str, Any
         requests += new
     with Progress("generate", len(requests), "texts") as progress:
         for index, generation in enumerate(completer.engine.complete(requests)):
-            record = records[index // num_samples]
-            sample = {"sample": index % num_samples + 1} if num_samples > 1 else {}
-            print(
-                json.dumps({**record, **sample, **completer.fields(generation)}, ensure_ascii=False),
-                flush=True,
-            )
+            record = records[index // per_prompt]
+            for fields in completer.fields(generation, index % per_prompt + 1):
+                print(json.dumps({**record, **fields}, ensure_ascii=False), flush=True)
             progress.add(1)
 
 

@@ -47,8 +47,28 @@ def layout_of(settings: Sequence[str]) -> "tuple[Layout, list[str]]":
     return layout, [setting for setting in settings if setting not in mine]
 
 
-def start_ranks(layout: "Layout") -> None:
+def undivided_layout(settings: Sequence[str]) -> "Layout":
+    """Returns the layout of one engine.
+
+    Raises:
+        ConfigError: There are other settings, or replicas.
+    """
+    from groundup.inference.rank_model import NO_REPLICAS, REPLICAS
+
+    layout, others = layout_of(settings)
+    if others:
+        raise ConfigError(f"{' '.join(others)} is no setting", fix="Write layout.tp=2 or layout.pp=2.")
+    if layout.dp > 1:
+        raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
+    return layout
+
+
+def start_ranks(layout: "Layout", *, with_stdin: bool = False) -> None:
     """Runs this command line once more on each rank of a layout of several, unless a launcher has.
+
+    Args:
+        layout: Of the verb.
+        with_stdin: Whether the first rank reads our standard input.
 
     Raises:
         SystemExit: With the exit code of the ranks, where it started them.
@@ -57,7 +77,7 @@ def start_ranks(layout: "Layout") -> None:
     from groundup.launch.launcher import run_ranks
 
     if layout.num_ranks > 1 and rank_from_env() is None and not is_torchrun_worker():
-        raise SystemExit(run_ranks(layout.num_ranks, sys.argv[1:]))
+        raise SystemExit(run_ranks(layout.num_ranks, sys.argv[1:], with_stdin=with_stdin))
 
 
 @contextlib.contextmanager

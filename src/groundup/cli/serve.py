@@ -3,13 +3,16 @@
 import dataclasses
 import time
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions
+from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions, Override
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
+
+if TYPE_CHECKING:
+    from groundup.serve.service import Limits
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -37,13 +40,34 @@ class LimitOptions:
     max_waiting: int = 256
     drain_seconds: float = 30
 
+    def read(self) -> "Limits":
+        """Returns those of the service.
+
+        Raises:
+            ConfigError: One is out of its range.
+        """
+        from groundup.core.config import from_dict
+        from groundup.serve.service import Limits
+
+        flags = {
+            "request_bytes": self.max_request_bytes,
+            "prompt_tokens": self.max_prompt_tokens,
+            "new_tokens": self.max_new_tokens,
+            "texts": self.max_texts,
+            "waiting": self.max_waiting,
+        }
+        names = {flag: f"--max-{flag.replace('_', '-')}" for flag in flags}
+        if self.max_batch_size < 1 or not self.drain_seconds >= 0:
+            raise ConfigError("--max-batch-size is 1 or more, --drain-seconds 0 or more")
+        return from_dict(Limits, flags, where="command line", names=names)
+
 
 USUAL_LIMITS = LimitOptions()
 
 
 def serve(
     path: Path,
-    *,
+    *overrides: Override,
     host: str = "127.0.0.1",
     port: int = 5000,
     name: str | None = None,
@@ -60,8 +84,12 @@ def serve(
     /v1/completions, /v1/chat/completions and /v1/models speak to OpenAI's clients, /api to Megatron-LM's;
     /health is for load balancers, /metrics for Prometheus, /openapi.json describes it all.
 
+    A layout of several ranks, layout.tp or layout.pp, spreads the model over GPUs or processes of this
+    machine.
+
     For example:
         groundup serve runs/quickstart/model
+        groundup serve gpt2 layout.tp=2 layout.pp=2
         groundup serve gpt2 --port 8000 --dtype bfloat16
         groundup serve gpt2 --host 0.0.0.0 --api-key-file key.txt --max-new-tokens 256
 
@@ -73,39 +101,36 @@ def serve(
         dtype: In which the model computes.
     """
     from groundup.checkpoint.lazy import torch_dtype
-    from groundup.core.config import from_dict
-    from groundup.inference.engine import Engine
+    from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
+    from groundup.inference.rank_model import engine_on
+    from groundup.launch.env import own_rank
     from groundup.serve.http_server import bind, run, url_of
-    from groundup.serve.service import Limits, Service
+    from groundup.serve.service import Service
 
     began = time.monotonic()
     api_key = key.read()
-    flags = {
-        "request_bytes": limits.max_request_bytes,
-        "prompt_tokens": limits.max_prompt_tokens,
-        "new_tokens": limits.max_new_tokens,
-        "texts": limits.max_texts,
-        "waiting": limits.max_waiting,
-    }
-    names = {flag: f"--max-{flag.replace('_', '-')}" for flag in flags}
-    checked = from_dict(Limits, flags, where="command line", names=names)
-    if limits.max_batch_size < 1 or not limits.drain_seconds >= 0:
-        raise ConfigError("--max-batch-size is 1 or more, --drain-seconds 0 or more")
-    if host not in _LOCAL and api_key is None:
-        logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
+    checked = limits.read()
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"--port {port} is no port: they go up to 65535")
-    listener = bind(host, port)
-    loaded = model.open(path)
-    engine = Engine(loaded, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
-    service = Service(
-        loaded, engine, name=name or loaded.source.resolve().name, limits=checked, api_key=api_key
-    )
+    layout = undivided_layout(overrides)
+    start_ranks(layout)
+    listener = bind(host, port) if own_rank() == 0 else None
+    if listener and host not in _LOCAL and api_key is None:
+        logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
+    with joined(layout, model.device) as mesh:
+        loaded = open_over_ranks(path, model, mesh, "fp32")
+        places = {"max_batch_size": limits.max_batch_size}
+        with engine_on(loaded, mesh, dtype=torch_dtype(dtype), **places) as engine:
+            if engine is None or listener is None:
+                return
+            name = name or loaded.source.resolve().name
+            service = Service(loaded, engine, name=name, limits=checked, api_key=api_key)
 
-    def say_ready() -> None:
-        _print_ready(service.name, url_of(listener), time.monotonic() - began, with_key=api_key is not None)
+            def say_ready() -> None:
+                seconds = time.monotonic() - began
+                _print_ready(service.name, url_of(listener), seconds, with_key=api_key is not None)
 
-    run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
+            run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
 
 
 def _print_ready(name: str, url: str, seconds: float, *, with_key: bool) -> None:

@@ -1,19 +1,21 @@
 """``groundup verify``: is my run right?"""
 
+import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import cyclopts
 
-from groundup.cli.options import ConfigFile, Override
+from groundup.cli.options import MODEL_AS_IT_IS, ConfigFile, ModelOptions, Override
 from groundup.cli.run_config import run_config
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.core.log import logger
 
 if TYPE_CHECKING:
+    from groundup.parallel.layout import Layout
     from groundup.train.config import TrainConfig
 
 _LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "cp2", "pp2", "dp2-tp2-zero3")
@@ -169,6 +171,79 @@ def convert(
             where=path,
             fix="This is a fault of groundup: please report it with the model's config.",
         )
+
+
+def serve(path: Path, *layouts: str, max_new_tokens: int = 16, model: ModelOptions = MODEL_AS_IT_IS) -> None:
+    """Check that a model is served as it is: tokens and log-probabilities against plain forward passes.
+
+    Completes a dozen prompts greedily, one by one, together in small chunks with a cache that is too small
+    for all of them, and again with their beginnings known; each token must be the one that the model without
+    a cache finds most probable, and log-probabilities may differ by 1e-4 nats (fp32). Where two tokens are as
+    close as that, either is right, and is counted as a tie. Texts that are drawn must not depend on their
+    company, beams must have the scores of their tokens, and each layout must write what one process writes;
+    its ranks share this machine. The exit code is 1 where anything differs.
+
+    For example:
+
+        groundup verify serve runs/quickstart/model
+        groundup verify serve gpt2 tp2 pp2 tp2-pp2
+
+    Args:
+        path: A run folder, one of its checkpoints, a Hugging Face folder or a checkpoint of Megatron-LM.
+        layouts: To compare with one process, e.g. tp2-pp2.
+        max_new_tokens: Of each text.
+    """
+    from groundup.core.errors import CheckpointError
+    from groundup.verify.serve import ALLOWED, verify_serve
+
+    if max_new_tokens < 1:
+        raise ConfigError(f"--max-new-tokens is {max_new_tokens}, not 1 or more")
+    loaded = model.open(path)
+    print(
+        f"{'path':<{_PATH_WIDTH}}  {'texts':>5}  {'tokens':>6}  {'difference':>10}  {'allowed':>7}  verdict"
+    )
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix="groundup-verify-") as folder:
+
+        def generate(layout: "Layout", file: Path) -> list[dict[str, Any]]:
+            return _generate_quietly(path, layout, file, max_new_tokens, model)
+
+        for found in verify_serve(
+            loaded, layouts, Path(folder), max_new_tokens=max_new_tokens, generate=generate
+        ):
+            measured = "" if found.difference is None else f"{found.difference:.1e}"
+            allowed = "" if found.difference is None else f"{ALLOWED:.0e}"
+            ties = f", {found.num_ties} ties" if found.num_ties else ""
+            verdict = f"right{ties}" if found.is_right else f"WRONG {found.error}".rstrip()
+            counts = f"{found.num_texts:>5}  {found.num_tokens:>6}"
+            print(
+                f"{found.path:<{_PATH_WIDTH}}  {counts}  {measured:>10}  {allowed:>7}  {verdict}", flush=True
+            )
+            if not found.is_right:
+                wrong.append(found.path)
+    if wrong:
+        raise CheckpointError(
+            f"not what the model says: {'; '.join(wrong)}",
+            where=path,
+            fix="This is a fault of groundup: please report it with the model's config.",
+        )
+
+
+def _generate_quietly(
+    path: Path, layout: "Layout", file: Path, max_new_tokens: int, model: ModelOptions
+) -> list[dict[str, Any]]:
+    """Completes a file of prompts over ranks of this machine; what they say is shown where they fail."""
+    degrees = [f"layout.{name}={getattr(layout, name)}" for name in ("dp", "cp", "tp", "pp", "zero", "shard")]
+    given = [word for word in degrees if word.split("=")[1] not in ("0", "1")]
+    settings = ["--temperature", "0", "--max-new-tokens", str(max_new_tokens), "--logprobs", "0"]
+    ema = ["--ema"] if model.ema else []
+    words = ["generate", str(path), *given, "--file", str(file), *settings, "--device", model.device, *ema]
+    done = subprocess.run(  # noqa: S603  # this same program
+        [sys.executable, "-m", "groundup", *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        logger.error("%s", done.stderr[-3000:])
+    return [json.loads(line) for line in done.stdout.splitlines()] if not done.returncode else []
 
 
 def _train_quietly(config: "TrainConfig", file: Path) -> int:

@@ -32,6 +32,9 @@ class _Allocation:
     block_size: int
 
 
+REPLICAS = "one engine has one model, without replicas"
+NO_REPLICAS = "Leave it out; for more texts a second, start several services."
+
 _Message = StepPlan | _Allocation | None
 """What rank 0 tells: the work of a step, the size of the cache, or that there is no more work."""
 
@@ -147,11 +150,7 @@ def engine_on(
         yield Engine(loaded, dtype=dtype, **settings)
         return
     if mesh.num_replicas > 1:
-        raise ConfigError(
-            f"the ranks are {mesh.num_replicas} replicas, and one engine serves one",
-            where="layout.dp",
-            fix="Leave it out; for more texts a second, start several services.",
-        )
+        raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
     model = RankModel(loaded, dtype)
     if mesh.is_first:
         yield Engine(loaded, dtype=dtype, model=model, **settings)

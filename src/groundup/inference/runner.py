@@ -75,7 +75,7 @@ class Runner:
     """
 
     def __init__(self, model: StepModel) -> None:
-        self._model = model
+        self.model = model
         self._cleared: list[int] = []
         self._copies: dict[int, int] = {}
 
@@ -116,7 +116,7 @@ class Runner:
             copies=self._copies,
         )
         self._cleared, self._copies = [], {}
-        next_RV, *of_prompts = self._model.compute(plan).split(
+        next_RV, *of_prompts = self.model.compute(plan).split(
             [len(last_rows), *(len(one) for _, one in prompts)]
         )
         return StepLogits(

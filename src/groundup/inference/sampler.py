@@ -122,6 +122,17 @@ def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
     return logits_BV
 
 
+def without_followers(logits_BV: Tensor, rules: Sequence[tuple[int, tuple[int, int] | None]]) -> Tensor:
+    """Makes an id next to impossible right after another: of each row its last id, and (other, id)."""
+    if not any(rule and last == rule[0] for last, rule in rules):
+        return logits_BV
+    logits_BV = logits_BV.clone()
+    for logits_V, (last, rule) in zip(logits_BV, rules, strict=True):
+        if rule and last == rule[0]:
+            logits_V[rule[1]] = -1e10  # as Megatron-LM; its log-probability stays finite
+    return logits_BV
+
+
 def penalised(logits_BV: Tensor, penalty: float, contexts: Sequence[Sequence[int]]) -> Tensor:
     """Makes the earlier tokens of each row less likely, by a penalty above 1."""
     logits_BV = logits_BV.clone()

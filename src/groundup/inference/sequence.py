@@ -21,6 +21,7 @@ Overflow = Literal["stop", "refuse", "slide"]
 before it begins; or the model reads the last half of the context again, and goes on without the rest."""
 
 _SEEDS = 1 << 63
+_LEAST_TOP_P = 1e-9  # 0 would keep all tokens
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,9 @@ class Request:
             reports that of the token alone, None nothing.
         num_prompt_logprobs: The same of the prompt's tokens, the first of which has none.
         overflow: What happens when the context is full.
+        top_p_decay: After each new token, ``sampling.top_p`` is multiplied by it.
+        top_p_bound: Below which it does not fall.
+        never_after: Two ids, of which the second is never drawn right after the first.
         num_beams: More than 1 searches for the most probable texts with so many beams, in place of drawing;
             ``Generation.beams`` has them.
         length_penalty: Of beam search: sums of log-probabilities are divided by the number of new tokens to
@@ -53,6 +57,9 @@ class Request:
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     overflow: Overflow = "stop"
+    top_p_decay: float = 1.0
+    top_p_bound: float = 0.0
+    never_after: tuple[int, int] | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
 
@@ -201,6 +208,15 @@ class TokenSequence:
         if self.request.num_prompt_logprobs is None or self.begin:
             return range(0)
         return range(max(begin, len(self.prompt_logprobs)), min(end, len(self.request.prompt) - 1))
+
+    @property
+    def sampling(self) -> Sampling:
+        """Returns how the next token is drawn."""
+        request = self.request
+        if request.top_p_decay == 1:
+            return request.sampling
+        top_p = request.sampling.top_p * request.top_p_decay**self.num_new
+        return dataclasses.replace(request.sampling, top_p=max(top_p, request.top_p_bound, _LEAST_TOP_P))
 
     def window(self, begin: int, end: int) -> list[int]:
         """Returns tokens by their positions."""

@@ -1,5 +1,6 @@
 """Steps of generation: each continues all texts that are in work."""
 
+import dataclasses
 import itertools
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from groundup.inference.block_manager import BlockManager
 from groundup.inference.device_model import DeviceModel
 from groundup.inference.request_rules import require_possible
 from groundup.inference.runner import Runner, StepModel
-from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each
+from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each, without_followers
 from groundup.inference.scheduler import Scheduler
 from groundup.inference.sequence import Delta, FinishReason, Request, TokenSequence
 from groundup.inference.text_stream import TextStream
@@ -85,6 +86,7 @@ class StepEngine:
             DataError, ConfigError: As ``check``.
         """
         self.check(request)
+        request = self._with_stop_tokens(request)
         number = next(self._numbers)
         if request.num_beams > 1:
             search = self._searches[number] = BeamSearch(number, request, self.context)
@@ -94,6 +96,17 @@ class StepEngine:
             self._fit(sequence)
         self.scheduler.add(sequence)
         return number
+
+    def _with_stop_tokens(self, request: Request) -> Request:
+        """Turns stop strings that name special tokens, which stand for no text, into their ids."""
+        special = self.tokenizer.special_tokens
+        if not (named := [stop for stop in request.stop if stop in special]):
+            return request
+        return dataclasses.replace(
+            request,
+            stop_ids={*request.stop_ids, *(special[stop] for stop in named)},
+            stop=[stop for stop in request.stop if stop not in special],
+        )
 
     def abort(self, number: int) -> None:
         """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
@@ -142,9 +155,12 @@ class StepEngine:
 
     def _draw(self, sequences: Sequence[TokenSequence], logits_RV: Tensor) -> list[Delta]:
         """Draws the next token of each text."""
+        logits_RV = without_followers(
+            logits_RV, [(one.tokens[-1], one.request.never_after) for one in sequences]
+        )
         ids = sample_each(
             logits_RV,
-            [one.request.sampling for one in sequences],
+            [one.sampling for one in sequences],
             [one.generator for one in sequences],
             [one.tokens for one in sequences],
         )
@@ -161,7 +177,7 @@ class StepEngine:
             DataError, ConfigError: As ``require_possible``.
         """
         require_possible(
-            request,
+            self._with_stop_tokens(request),
             context=self.context,
             max_batch_size=self.scheduler.max_batch_size,
             model_ids=self.config.vocab_size,

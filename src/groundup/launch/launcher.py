@@ -28,6 +28,7 @@ def run_ranks(
     folder: Path | None = None,
     max_restarts: int = 0,
     newest_step: Callable[[], int] = lambda: 0,
+    with_stdin: bool = False,
 ) -> int:
     """Runs ``command arguments`` as several ranks on this machine, until all have ended.
 
@@ -43,6 +44,7 @@ def run_ranks(
         folder: For the ranks' output and failures, kept after a failure; a temporary one by default.
         max_restarts: How often the ranks are started again after failures.
         newest_step: Returns the step that they would continue from; 0 for the beginning.
+        with_stdin: Whether rank 0 reads our standard input.
 
     Returns:
         0 where all ranks ended well; the exit code of the last attempt's root cause (128 + number of a
@@ -72,7 +74,7 @@ def run_ranks(
         stack.enter_context(_signals_go_to(stop))
         stack.callback(lambda: ranks.kill())  # whatever goes wrong here
         while True:
-            ranks.start(world_size, (*command, *arguments))
+            ranks.start(world_size, (*command, *arguments), with_stdin=with_stdin)
             ranks.wait()
             code, cause = ranks.outcome()
             if cause is None:

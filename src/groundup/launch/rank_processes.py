@@ -61,8 +61,8 @@ class RankProcesses:
         """Processes that the kernel has killed since the start for want of memory."""
         return count_oom_kills() - self._oom_kills_before
 
-    def start(self, world_size: int, command: Sequence[str]) -> None:
-        """Starts all ranks."""
+    def start(self, world_size: int, command: Sequence[str], *, with_stdin: bool = False) -> None:
+        """Starts all ranks; the first may read our standard input."""
         threads = max(1, number_of_workers(None) // world_size)
         port = _free_port()
         set_pdeathsig = _pdeathsig_setter()
@@ -82,7 +82,7 @@ class RankProcesses:
                 process = subprocess.Popen(  # noqa: S603  # the user's own command
                     command,
                     env=environment,
-                    stdin=subprocess.DEVNULL,
+                    stdin=None if with_stdin and not number else subprocess.DEVNULL,
                     stdout=out,
                     stderr=out,
                     pass_fds=(self._warnings.descriptor,),

@@ -55,6 +55,7 @@ class HttpServer(uvicorn.Server):
                 http="h11",  # pure Python: the same everywhere
                 lifespan="off",
                 log_config=None,
+                log_level="error",  # clients that send no HTTP would fill the log
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=1,

@@ -120,10 +120,8 @@ def _require_served(service: Service, fields: MegatronFields) -> None:
         raise Refusal(422, f"is more than {service.max_batch_size}", field="beam_width")
     if abs(fields.length_penalty) > MAX_LENGTH_PENALTY:
         raise Refusal(422, f"is beyond {MAX_LENGTH_PENALTY}", field="length_penalty")
-    if fields.top_p_decay or fields.top_p_bound:
-        raise Refusal(400, "is not served", field="top_p_decay")
-    if fields.prevent_newline_after_colon:
-        raise Refusal(400, "is not served", field="prevent_newline_after_colon")
+    if fields.prevent_newline_after_colon and (fields.beam_width or 0) > 1:
+        raise Refusal(422, "is not served with beams", field="prevent_newline_after_colon")
 
 
 def _request(service: Service, fields: MegatronFields, prompt: list[int], row: int) -> sequence.Request:
@@ -140,9 +138,17 @@ def _request(service: Service, fields: MegatronFields, prompt: list[int], row: i
         stop_ids=(_stop_id(service, fields),) if num_beams > 1 else (),  # else `_is_last` says, and shows it
         num_logprobs=0 if num_beams == 1 or (fields.logprobs and not num_beams) else None,
         num_prompt_logprobs=0 if fields.logprobs and not num_beams else None,
+        top_p_decay=fields.top_p_decay or 1.0,
+        top_p_bound=fields.top_p_bound if fields.top_p_decay else 0.0,
+        never_after=_colon_and_newline(service) if fields.prevent_newline_after_colon else None,
         num_beams=max(1, num_beams),
         length_penalty=fields.length_penalty if num_beams > 1 else 1.0,
     )
+
+
+def _colon_and_newline(service: Service) -> tuple[int, int]:
+    encode = service.loaded.tokenizer.encode
+    return encode(":")[-1], encode("\n")[-1]
 
 
 def _stop_id(service: Service, fields: MegatronFields) -> int:

@@ -1,9 +1,11 @@
 """``groundup generate``, ``convert`` and ``eval``, as a user types them."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,12 +13,15 @@ from groundup.checkpoint.export import ExportManifest
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.checkpoint.parity import Parity
 from groundup.cli.app import build_app
+from groundup.cli.completion import prompt_ids
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
 from groundup.core.manifest import read_manifest
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
-from tests.tiny import tiny_model
+from groundup.inference.sequence import Request
+from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
+from tests.tiny import END, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +203,78 @@ def test_generate_completes_a_file_of_prompts(
     stopped = json.loads(groundup(*command, "--stop", whole[3:5]).splitlines()[1])
     assert (stopped["completion"], stopped["finished"]) == (whole[: whole.index(whole[3:5])], "stop")
     assert groundup(*command, "--dtype", "bfloat16") == groundup(*command, "--dtype", "bfloat16")
+
+
+def test_generate_searches_with_beams(groundup: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    loaded = tiny_model("gpt2")
+    request = Request(
+        prompt=loaded.tokenizer.encode("the sea"),
+        sampling=Sampling(temperature=0),
+        max_new_tokens=12,
+        stop_ids=(299,),
+        num_beams=3,
+        length_penalty=0.5,
+    )
+    [expected] = Engine(loaded).complete([request])
+    command = ("generate", model, "--max-new-tokens", 12, "--num-beams", 3, "--length-penalty", 0.5)
+    assert groundup(*command, "--prompt", "the sea") == f"the sea{expected.text}\n"
+    texts = [f"--- sample {number} of 2\nthe sea{expected.beams[number - 1].text}\n" for number in (1, 2)]
+    assert groundup(*command, "--prompt", "the sea", "--num-samples", 2) == "".join(texts)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "the sea"}\n{"prompt": "a"}\n')
+    lines = list(map(json.loads, groundup(*command, "--file", prompts, "--num-samples", 3).splitlines()))
+    assert [(line["prompt"], line["sample"]) for line in lines] == [
+        (p, n) for p in ("the sea", "a") for n in (1, 2, 3)
+    ]
+    assert [(line["completion"], line["finished"]) for line in lines[:3]] == [
+        (beam.text, beam.finished) for beam in expected.beams
+    ]
+    assert [line["score"] for line in lines[:3]] == pytest.approx([beam.score for beam in expected.beams])
+    for arguments, message in (
+        (("--num-beams", 2, "--num-samples", 3), "2 beams do not give 3 samples"),
+        (("--num-beams", 2, "--top-k", 3, "--temperature", 2), "--temperature and --top-k have no effect"),
+        (("--num-beams", 2, "--stop", "x"), "beam search takes no stop strings"),
+        (("--num-beams", 65), "num_beams is 65, beam search takes 2 to 64"),
+        (("--length-penalty", 2), "num_beams is 1"),
+        (("layout.tp=0",), "layout.tp"),
+        (("tp=2",), "tp=2 is no setting"),
+        (("layout.cp=2",), "of training"),
+        (("layout.dp=2",), "several services"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            groundup("generate", model, "--prompt", "a", *arguments)
+
+
+def test_special_tokens_end_texts_and_stand_in_prompts(
+    groundup: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    loaded = tiny_model("gpt2", vocab_size=301)
+    bpe = cast(ByteLevelTokenizer, loaded.tokenizer).bpe
+    bpe = dataclasses.replace(bpe, specials={**bpe.specials, "<|im_end|>": 300})
+    loaded = dataclasses.replace(loaded, tokenizer=ByteLevelTokenizer(bpe, end_of_document=END))
+    write_huggingface(loaded, tmp_path)
+    request = Request(
+        prompt=[97, 300, 98],
+        sampling=Sampling(temperature=9.0),
+        max_new_tokens=500,
+        overflow="slide",
+        stop_ids=(299,),
+    )
+    seed, whole = next(
+        (seed, found)
+        for seed in range(20)
+        for found in Engine(loaded).complete([dataclasses.replace(request, seed=seed)])
+        if len(found.ids) > 5 and 300 in found.ids[5:]
+    )
+    text = loaded.tokenizer.decode(whole.ids[: whole.ids.index(300)])
+    command = ("--temperature", 9, "--max-new-tokens", 500, "--overflow", "slide", "--seed", seed)
+    prompt = "a<|im_end|>b"
+    out = groundup(
+        "generate", tmp_path, "--prompt", prompt, "--special-tokens", "--stop", "<|im_end|>", *command
+    )
+    assert out == f"{prompt}{text}\n"
+    assert prompt_ids(loaded, prompt) == loaded.tokenizer.encode(prompt)
+    assert 300 not in prompt_ids(loaded, prompt)
 
 
 def test_generate_names_the_line_of_a_bad_prompt(

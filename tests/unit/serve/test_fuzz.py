@@ -68,6 +68,7 @@ def figure(url: str, name: str) -> float:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
 def test_ten_thousand_requests_leave_nothing_behind(service: str) -> None:
     fuzz(service, 2000)  # what is allocated once
     before = {name: figure(service, name) for name in ("process_resident_memory_bytes", "process_open_fds")}
@@ -81,6 +82,7 @@ def test_ten_thousand_requests_leave_nothing_behind(service: str) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(7200)
 def test_an_hour_of_load_compressed_leaves_memory_flat(service: str) -> None:
     soak(service, clients=16, rounds=100)
     before = figure(service, "process_resident_memory_bytes")

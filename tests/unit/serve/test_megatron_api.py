@@ -158,3 +158,33 @@ def test_beams(served: Served) -> None:
     for change in ({"beam_width": 3, "length_penalty": 1e9}, {"beam_width": 1000}):
         status, refusal = served.ask("PUT", "/api", {**asked, **change})
         assert (status, refusal["error"]["param"]) == (422, list(change)[-1])
+
+
+def test_top_p_decays_to_its_bound(served: Served) -> None:
+    """To next to nothing, it leaves the most probable token from the second on."""
+    body = {"prompts": [PROMPT], "tokens_to_generate": 12, "top_p": 0.9}
+    first = tiny_tokenizer().encode(PROMPT)
+    texts = set()
+    for seed in range(6):
+        asked = {**body, "random_seed": seed, "top_p_decay": 0.0001}
+        segments = served.ask("PUT", "/api", asked)[1]["segments"][0]
+        forced = {"prompts": [PROMPT + segments[len(first)]], "tokens_to_generate": 11, "top_k": 1}
+        if "\ufffd" not in segments[len(first)]:
+            greedy = served.ask("PUT", "/api", forced)[1]["segments"][0]
+            assert segments[-11:] == greedy[-11:] or len(greedy) != len(segments)
+        bounded = {**asked, "top_p_bound": 0.9}
+        assert served.ask("PUT", "/api", bounded) == served.ask("PUT", "/api", {**body, "random_seed": seed})
+        texts.add(tuple(segments))
+    assert len(texts) > 1
+
+
+def test_no_newline_after_a_colon() -> None:
+    with Served(spelling_model("a:\n")) as served:
+        body = {"prompts": ["a"], "tokens_to_generate": 3, "top_k": 1}
+        assert served.ask("PUT", "/api", body)[1]["text"] == ["a:\na"]
+        prevented = served.ask(
+            "PUT", "/api", {**body, "prevent_newline_after_colon": True, "logprobs": True}
+        )[1]
+        assert prevented["segments"][0][:2] == ["a", ":"]
+        assert prevented["segments"][0][2] != "\n"
+        assert all(value > -1e9 for value in prevented["logprobs"][0])
