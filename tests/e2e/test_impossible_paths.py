@@ -24,6 +24,7 @@ _TOKENIZERS = {"tokenizer": "", "vocab_file": "merge_file", "merge_file": "vocab
 _POSSIBLE = {
     "corpus build": {"sources": "documents.jsonl", "out": "new"},
     "corpus stats": {"corpus": "corpus"},
+    "corpus report": {"corpus": "corpus", "out": "page.html"},
     "corpus show": {"corpus": "corpus", "reason": "exact_duplicate"},
     "corpus trace": {"corpus": "corpus", "name": "documents.jsonl:1"},
     "corpus import": {"sources": "documents.jsonl", "out": "new"},
@@ -69,6 +70,8 @@ _POSSIBLE = {
     "compare": {"first": "results.json", "second": "results.json"},
     "convert": {"path": "run", "out": "new", "to": "hf"},
     "generate": {"path": "run", "prompt": "x"},
+    "serve": {"path": "run"},
+    "client": {"url": "http://127.0.0.1:9", "prompt": "x", "max_new_tokens": "1"},
 }
 """Verb -> parameter -> value, with which there is nothing to refuse but what a test puts in."""
 
