@@ -29,7 +29,7 @@ from groundup.models.init import initialise
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 ROUNDS = 3
-ITEMS = {"hellaswag": 10, "lambada": 20}
+ITEMS = {"hellaswag": 24, "lambada": 60}
 
 
 def requests(task, path):

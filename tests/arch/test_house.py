@@ -72,7 +72,9 @@ def verbs():
         if name.startswith("-"):
             continue
         subcommands = [sub for sub in app[name] if not sub.startswith("-")]
-        yield from ([name, sub] for sub in subcommands) if subcommands else ([name],)
+        yield from ([name, sub] for sub in subcommands)
+        if app[name].default_command:
+            yield [name]
 
 
 @pytest.mark.parametrize("words", list(verbs()), ids=" ".join)

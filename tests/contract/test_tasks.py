@@ -16,6 +16,7 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.eval.tasks import TASKS, Lambada, configured_tasks
 from groundup.eval.tasks.multiple_choice import MultipleChoice
 from groundup.eval.text_requests import text_request
+from groundup.models.masks import BranchMask
 from tests.instances import INSTANCES
 from tests.task_files import write_task_file
 from tests.tiny import tiny_model
@@ -37,7 +38,8 @@ class Oracle(nn.Module):
     def forward(self, tokens_BT, *, positions_BT=None, mask=None):
         hidden = torch.zeros(*tokens_BT.shape, self.head.in_features)
         for row, end in itertools.product(*map(range, tokens_BT.shape)):
-            seen = tokens_BT[row, : end + 1] if mask is None else tokens_BT[row][mask.mask_B1TS[row, 0, end]]
+            before = tokens_BT[row, : end + 1]
+            seen = tokens_BT[row][mask.mask_B1TS[row, 0, end]] if isinstance(mask, BranchMask) else before
             if (known := self.next.get(tuple(seen.tolist()))) is not None:
                 hidden[row, end, known] = 1
         return hidden

@@ -65,6 +65,7 @@ _POSSIBLE = {
     "finetune": {"model": "run"},
     "replay": {"dump": "run"},
     "eval": {"path": "run", "data": "data_text_document"},
+    "eval fetch": {"tasks": "lambada", "data": "new"},
     "compare": {"first": "results.json", "second": "results.json"},
     "convert": {"path": "run", "out": "new", "to": "hf"},
     "generate": {"path": "run", "prompt": "x"},
@@ -86,7 +87,8 @@ def verbs():
     app = build_app(listing=True)
     for name in app:
         if not name.startswith("-"):
-            for path in [[name, sub] for sub in app[name] if not sub.startswith("-")] or [[name]]:
+            below = [[name, sub] for sub in app[name] if not sub.startswith("-")]
+            for path in [*below, [name]] if app[name].default_command else below:
                 verb = app[path[0]][path[1]] if path[1:] else app[path[0]]
                 yield " ".join(path), dict(flags(verb.default_command))
 

@@ -9,8 +9,9 @@ pytest.importorskip("lm_eval", reason="needs the extra [eval]")
 pytest.importorskip("accelerate", reason="the harness's own model needs it")
 
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from groundup.eval.lm_eval_adapter import GroundupLM
-from groundup.eval.tasks import HellaSwag
+from groundup.core.errors import ConfigError
+from groundup.eval.lm_eval_adapter import GroundupLM, cli_evaluate
+from groundup.eval.tasks import HellaSwag, Lambada
 from tests.task_files import write_task_file
 from tests.tiny import tiny_model
 
@@ -43,8 +44,52 @@ def test_scores_are_those_of_the_harness(models):
 
 
 def test_texts_are_those_of_the_harness(models):
-    some = requests(("the sea", {"until": ["q"], "max_gen_toks": 20, "do_sample": False}))
-    assert models[0].generate_until(some) == models[1].generate_until(some)
+    """By every name of the longest length, with several stop texts, one and none, and contexts too long."""
+    contexts = ["the sea", "the tide and the eel " * 12, "a", "the net"]
+    options = [
+        {"until": ["q"], "max_gen_toks": 20, "do_sample": False},
+        {"until": ["the", "\n\n", "e"], "max_new_tokens": 9},
+        {"until": "a", "max_tokens": 12, "temperature": 0.0},
+        {"until": [], "max_completion_tokens": 5, "max_gen_toks": 7},
+    ]
+    some = requests(*((context, option) for context in contexts for option in options))
+    ours, theirs = (model.generate_until(some) for model in models)
+    assert ours == theirs
+    assert len(set(ours)) > 3
+
+
+def test_sampled_texts_are_refused(models):
+    for options in ({"do_sample": True}, {"temperature": 0.7}):
+        with pytest.raises(ConfigError, match="the task samples its texts"):
+            models[0].generate_until(requests(("the sea", {"until": ["q"], **options})))
+
+
+def test_the_harness_opens_our_checkpoints_by_their_path(tmp_path, monkeypatch, capsys):
+    """Its command line, as ``python -m groundup.eval.lm_eval_adapter`` runs it."""
+    write_huggingface(tiny_model("llama"), tmp_path / "model")
+    path = write_task_file("lambada", tmp_path, count=6)
+    (tmp_path / "mine.yaml").write_text(
+        f"""
+task: mine
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {path}}}}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{{{text.split(' ')[:-1]|join(' ')}}}}"
+doc_to_target: "{{{{' '+text.split(' ')[-1]}}}}"
+metric_list: [{{metric: perplexity}}, {{metric: acc}}]
+"""
+    )
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    words = ["--model", "groundup", "--model_args", f"path={tmp_path / 'model'}", "--include_path", tmp_path]
+    monkeypatch.setattr("sys.argv", ["lm_eval", "run", *map(str, words), "--tasks", "mine"])
+    cli_evaluate()
+    printed = capsys.readouterr().out
+    figures = Lambada().measure(tiny_model("llama"), [path]).figures
+    for name in ("perplexity", "accuracy"):
+        assert f"|{figures[name]:.4f}" in printed.replace(" ", "")
+    with pytest.raises(ConfigError, match="the model groundup takes path, and was given pretrained"):
+        GroundupLM.create_from_arg_string("pretrained=x")
 
 
 def test_a_task_of_local_files_gives_the_figures_of_our_own(models, tmp_path):

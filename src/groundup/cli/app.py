@@ -71,7 +71,7 @@ _VERBS = {
     "checkpoint prune": "checkpoint:prune",
     "checkpoint push": "checkpoint_copies:push",
     "checkpoint pull": "checkpoint_copies:pull",
-    "eval": "evaluate:evaluate",
+    "eval": "eval_fetch:EVAL",  # with eval fetch
     "compare": "evaluate:compare",
     "convert": "convert:convert",
     "generate": "generate:generate",

@@ -177,10 +177,11 @@ def dedup(
         sources: Files, folders and quoted globs.
         exact: Drop only documents whose words are the same.
         keep: Which document of a cluster stays: the first of the input, or the longest.
-        memory: What the search for clusters may take, such as 500M or 4G.
+        memory: What the search for duplicates may take, however many documents there are: 500M or 4G.
     """
+    flags = {"memory_gigabytes": "--memory"}
     if exact:
-        step.run("dedup", sources, {"kind": "exact_dedup"}, {})
+        step.run("dedup", sources, {"kind": "exact_dedup", "memory_gigabytes": _gigabytes(memory)}, flags)
         return
     stage = {
         "kind": "near_dedup",
@@ -188,7 +189,7 @@ def dedup(
         "keep": keep,
         "memory_gigabytes": _gigabytes(memory),
     }
-    step.run("dedup", sources, stage, {"memory_gigabytes": "--memory"})
+    step.run("dedup", sources, stage, flags)
 
 
 def decontaminate(

@@ -1,10 +1,11 @@
 """``groundup eval`` and ``groundup compare``."""
 
+import dataclasses
 import json as json_format
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -55,6 +56,9 @@ def evaluate(
     `boolq`, `sciq`, `winogrande` and `mmlu` ask questions with choices, as EleutherAI's harness does, from
     the authors' files. Their options: num_fewshot, fewshot_data (the file whose first items are shown
     before each question; the folder of *_dev.csv for mmlu).
+
+    `groundup eval fetch` downloads the official files. An item that the model cannot score, since an answer
+    exceeds its context, is left out and counted.
 
     With layout.dp=2, layout.tp=2 or layout.pp=2, or several of these, ranks are started on this machine, as
     for `groundup train`: dp shares the items out, tp and pp share a model that is too large for one device.
@@ -129,6 +133,8 @@ def evaluate(
             if mesh.is_first:
                 trees.append(found.tree)
                 tell(loaded, found)
+        if mesh.is_first:
+            _print_average(trees, loaded.source, json=json)
         if out and mesh.is_first:
             write_results(out, str(loaded.source), trees)
 
@@ -201,12 +207,14 @@ def compare(first: Path, second: Path) -> None:
     """
     from groundup.eval.results_file import compare_results
 
+    rows = list(compare_results(first, second))  # so that nothing is printed of what cannot be compared
     print(f"{'task':<14}{'figure':<26}{'items':>7}{'first':>10}{'second':>10}{'difference':>20}{'p':>8}")
-    for found in compare_results(first, second):
+    for found in rows:
         change = f"{found.second - found.first:+.4f} ± {found.standard_error:.4f}"
+        chance = f"{found.p_value:.3f}" if found.p_value >= 0.001 else "<0.001"
         print(
             f"{found.task:<14}{found.figure.replace('_', ' '):<26}{found.num_items:>7,}{found.first:>10.4f}"
-            f"{found.second:>10.4f}{change:>20}{found.p_value:>8.3f}"
+            f"{found.second:>10.4f}{change:>20}{chance:>8}"
         )
 
 
@@ -228,9 +236,21 @@ def _print_table(task: "EvaluationTask", results: "Results", seconds: float) -> 
     for number, source in enumerate(sources, start=1):
         print(f"  [{number}] {source}")
     if results.num_truncated:
-        print(f"  {results.num_truncated:,} items were too long for the model: their beginnings were cut off")
+        print(f"  too long for the model, their beginnings were cut off: {results.num_truncated:,} items")
+    if results.skipped:
+        where, why = next(iter(results.skipped.items()))
+        print(f"  left out, as the model cannot score them: {len(results.skipped):,} items; {where}: {why}")
     rate = f", {len(results.items) / seconds:,.1f} items/s" if results.items else ""
     print(f"  {seconds:,.1f} s{rate}")
+
+
+def _print_average(trees: Sequence[Mapping[str, Any]], model: Path, *, json: bool) -> None:
+    """Prints the centred average of the tasks, where all of its parts were measured."""
+    from groundup.eval.centred_average import centred_average
+
+    if average := centred_average(trees):
+        about = {"task": "centred_average", "model": str(model), **dataclasses.asdict(average)}
+        print(json_format.dumps(about) if json else average.describe())
 
 
 def _print_items(results: "Results", count: int) -> None:

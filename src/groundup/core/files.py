@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import glob
+import hashlib
 import json
 import os
 import shutil
@@ -131,15 +132,18 @@ def read_json(path: Path) -> Any:
         raise DataError(f"not valid JSON ({error})", where=f"{path}:{line}") from None
 
 
-def checksum(path: Path, *, on_read: Callable[[int], None] | None = None) -> str:
-    """Returns the xxh3-128 of a file, as ``xxh3:<32 hex digits>``; ``on_read`` gets the size of each read."""
-    digest = xxhash.xxh3_128()
+def checksum(path: Path, *, algorithm: str = "xxh3", on_read: Callable[[int], None] | None = None) -> str:
+    """Returns the xxh3-128 (or ``sha256``) of a file, as ``xxh3:<hex digits>``.
+
+    ``on_read`` gets the size of each read.
+    """
+    digest = hashlib.sha256() if algorithm == "sha256" else xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             if on_read:
                 on_read(len(chunk))
-    return f"xxh3:{digest.hexdigest()}"
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
 def require_writable(folder: Path, *, where: str) -> None:

@@ -28,7 +28,7 @@ _TRANSIENT_STATUS = (408, 425, 429)
 
 @dataclasses.dataclass(frozen=True)
 class Download:
-    """A file of ``size`` bytes to put at ``path``; ``checksum`` is empty where none is known."""
+    """A file of ``size`` bytes to put at ``path``; ``checksum`` (xxh3: or sha256:) is empty where unknown."""
 
     url: str
     path: Path
@@ -168,9 +168,10 @@ class ObjectStore:
         with atomic_write(download.path) as file:
             temporary = Path(file.name)
             self.with_retries(transfer, download.url)
-            if download.checksum and checksum(temporary) != download.checksum:
+            algorithm = download.checksum.partition(":")[0]
+            if algorithm and checksum(temporary, algorithm=algorithm) != download.checksum:
                 raise DataError(
-                    "what arrived does not have the checksum that its manifest records",
+                    "what arrived does not have the checksum that is recorded of it",
                     where=download.url,
                     fix="Run the command again; if it fails again, the file there is damaged.",
                 )

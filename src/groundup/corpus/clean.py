@@ -1,6 +1,5 @@
 """The stage that runs filters: each document is repaired, edited, or dropped with a reason."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 from groundup.core.config import config
@@ -22,14 +21,13 @@ class Clean(MapStage):
     kind: Literal["clean"] = "clean"
     filters: tuple[Filter, ...] = ()
 
-    def process(self, documents: Iterator[Document], out: ShardWriter) -> None:
+    def process(self, document: Document, out: ShardWriter) -> None:
         """Keeps what passes all filters."""
-        for document in documents:
-            kept, rule, drop = self._verdict(document, out)
-            if drop:
-                out.drop(kept, rule, drop.reason, drop.detail)
-            else:
-                out.keep(kept)
+        kept, rule, drop = self._verdict(document, out)
+        if drop:
+            out.drop(kept, rule, drop.reason, drop.detail)
+        else:
+            out.keep(kept)
 
     def _verdict(self, document: Document, out: ShardWriter) -> tuple[Document, str, Drop[str] | None]:
         """The edited document, and the rule and reason by which it is dropped (None when it is kept)."""

@@ -19,10 +19,10 @@ from groundup.corpus.publish import QUARANTINE, judge_bad_records, publish, remo
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.report import CorpusReport
-from groundup.corpus.shard import Shard
 from groundup.corpus.source_ranges import cut_into_shards
 from groundup.corpus.sources import SourceFile
 from groundup.corpus.stage import Phase, Stage, StageRun
+from groundup.corpus.stage_runs import plan_runs
 
 STAGES = ".stages"
 """The folder of a corpus in which its stages work."""
@@ -84,7 +84,7 @@ def run_recipe(
             (output_dir / QUARANTINE).unlink(missing_ok=True)
             bad = pipeline.new_bad_records()
             judge_bad_records(pipeline.runs[0], bad)
-            for number in range(1, len(pipeline.stages)):
+            for number in pipeline.numbers[1:]:
                 pipeline.run_stage(number, runner)
             manifest = publish(
                 recipe,
@@ -129,7 +129,7 @@ def run_rank(
     done = 0
     try:
         with pipeline.locked(shared=True):
-            for number in range(len(pipeline.stages)):
+            for number in pipeline.numbers:
                 report = pipeline.run_stage(number, runner, (rank, world_size))
                 done += report.done
                 if report.left and pipeline.waits_after(number, report):
@@ -153,25 +153,7 @@ class Pipeline:
         self.files: list[SourceFile] = [*library, *files]
         num_shards = recipe.number_of_shards(sum(file.size_bytes for file in self.files))
         self.sources = tuple(cut_into_shards(library, files, num_shards))
-        quarantine = recipe.bad_records.action == "quarantine"
-        self.runs: list[StageRun] = []
-        inputs: tuple[Shard, ...] = ()
-        marks = [shard.fingerprint() for shard in self.sources]
-        for number, stage in enumerate(self.stages):
-            marks = stage.fingerprints(marks, (recipe.keep_dropped, quarantine))
-            folder = output_dir / STAGES / f"{number:02d}-{stage.kind}"
-            outputs = tuple(Shard(folder, shard, len(marks), mark) for shard, mark in enumerate(marks))
-            self.runs.append(
-                StageRun(
-                    folder=folder,
-                    inputs=inputs,
-                    outputs=outputs,
-                    keep_dropped=recipe.keep_dropped,
-                    sources=self.sources,
-                    quarantine=quarantine,
-                )
-            )
-            inputs = outputs
+        self.runs, marks = plan_runs(self.stages, recipe, output_dir / STAGES, self.sources)
         self.fingerprint = fingerprint([marks, to_dict(recipe.bad_records)])
 
     def locked(self, *, shared: bool) -> contextlib.AbstractContextManager[None]:
@@ -219,13 +201,24 @@ class Pipeline:
 
     def waits_after(self, number: int, report: RankReport) -> bool:
         """Whether a rank can do nothing more: the next stage needs all shards, or its own are not there."""
-        is_last_phase = report.is_last_phase
-        return not is_last_phase or number + 1 == len(self.runs) or self.stages[number + 1].is_barrier
+        then = number + 1 + len(self._behind(number))
+        return not report.is_last_phase or then == len(self.runs) or self.stages[then].is_barrier
+
+    @property
+    def numbers(self) -> list[int]:
+        """The stages that have tasks of their own."""
+        return [number for number, run in enumerate(self.runs) if not run.behind]
+
+    def _behind(self, number: int) -> list[StageRun]:
+        """The runs of the stages whose work the tasks of a stage do."""
+        return [run for run in self.runs[number + 1 :] if run.behind and run.behind[0] is self.runs[number]]
 
     def run_stage(self, number: int, runner: AnyRunner, rank: tuple[int, int] | None = None) -> RankReport:
         """Does what is missing of a stage, or of a rank's share of it."""
         stage, run = self.stages[number], self.runs[number]
-        run.folder.mkdir(parents=True, exist_ok=True)
+        together = [run, *self._behind(number)]
+        for each in together:
+            each.folder.mkdir(parents=True, exist_ok=True)
         markers = Markers(run.folder)
         if not pending(run.last_tasks(run.outputs), markers):
             logger.info("%s: done already", run.folder.name)
@@ -236,6 +229,9 @@ class Pipeline:
         phase = next(phases)
         done = 0
         while True:
+            if phase.tasks[-1].name == run.outputs[-1].name:
+                kinds = [each.folder.name.partition("-")[2] for each in together[1:]]
+                phase = dataclasses.replace(phase, name=", ".join([phase.name, *kinds]))
             done += self._run_phase(phase, markers, runner, rank)
             results = [markers.result(task) for task in phase.tasks]
             complete = [result for result in results if result is not None]
@@ -247,8 +243,8 @@ class Pipeline:
                 phase = phases.send(complete)
             except StopIteration:
                 break
-        if not rank:
-            tidy(run)
+        for each in together if not rank else ():
+            tidy(each)
         return RankReport(stage=run.folder.name, done=done)
 
     def _run_phase(

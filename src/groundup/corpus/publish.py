@@ -29,8 +29,9 @@ QUARANTINE = "quarantine.jsonl"
 
 def results_of(run: StageRun) -> Results:
     """What the last tasks of a stage left, all being done."""
-    markers = Markers(run.folder)
-    results = [markers.result(task) for task in run.last_tasks(run.outputs)]
+    leader, place = run.behind or (run, None)
+    markers = Markers(leader.folder)
+    results = [markers.result(task) for task in leader.last_tasks(leader.outputs)]
     done = [result for result in results if result is not None]
     if len(done) < len(results):
         raise DataError(
@@ -38,7 +39,7 @@ def results_of(run: StageRun) -> Results:
             where=run.folder,
             fix="Leave the folder alone while a corpus is made; run the command again.",
         )
-    return done
+    return done if place is None else [result["passed"][place] for result in done]
 
 
 def judge_bad_records(run: StageRun, bad: BadRecords) -> None:
@@ -129,7 +130,7 @@ def tidy(run: StageRun) -> None:
         }
     for path in run.folder.iterdir():
         if path.name not in own:
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()  # a folder: the scratch of a killed task
 
 
 def remove_stages(stages_dir: Path, keep: Sequence[StageRun]) -> None:

@@ -31,7 +31,8 @@ class Recipe:
         keep_dropped: Keep dropped documents whole, with their metadata, instead of their first 200
             characters.
         keep_stages: Keep what every stage has written when all is done, so that a change of a later stage
-            does not begin anew; takes as much disk again for each stage.
+            does not begin anew; takes as much disk again for each stage. Otherwise a stage that looks at one
+            document at a time takes them from the one before without a file between the two.
         format: Of the files of documents: ``jsonl`` (JSON lines, compressed with Zstandard) or ``parquet``.
     """
 

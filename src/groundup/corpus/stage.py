@@ -8,7 +8,7 @@ The last phase leaves the stage's shards.
 
 import abc
 import dataclasses
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,8 @@ class StageRun:
         keep_dropped: Whether dropped documents are kept whole.
         input_results: What the tasks of ``inputs`` left in their markers, ``documents`` among it; for
             barriers.
+        behind: The run of the stage whose tasks do this one's work too, and this one's place behind it, from
+            0: then it has no tasks of its own.
     """
 
     folder: Path
@@ -71,6 +73,7 @@ class StageRun:
     sources: tuple[ShardSources, ...] = ()
     quarantine: bool = False
     input_results: Sequence[dict[str, Any]] = ()
+    behind: "tuple[StageRun, int] | None" = None
 
     def task(self, name: str, number: int, task_input: Any) -> Task[Any]:
         """A task of a phase before the last, whose files are removed when the stage is done.
@@ -146,8 +149,8 @@ class MapStage(Stage):
         return False
 
     @abc.abstractmethod
-    def process(self, documents: Iterator[Document], out: ShardWriter) -> None:
-        """Keeps, edits or drops each document of a shard."""
+    def process(self, document: Document, out: ShardWriter) -> None:
+        """Keeps, edits or drops a document."""
 
     def phases(self, run: StageRun) -> Phases:
         """One phase: every shard a task."""
@@ -171,5 +174,6 @@ class MapShard:
         """Writes the second shard from the first."""
         before, after = shards
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
-            self.stage.process(read_shard(before, on_read=report), out)
+            for document in read_shard(before, on_read=report):
+                self.stage.process(document, out)
         return out.done()

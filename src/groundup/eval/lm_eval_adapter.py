@@ -1,10 +1,16 @@
-"""Lets EleutherAI's lm-evaluation-harness run any of its tasks on a model (extra ``[eval]``)."""
+"""Lets EleutherAI's lm-evaluation-harness run any of its tasks on a model (extra ``[eval]``).
+
+``python -m groundup.eval.lm_eval_adapter`` is its command line, which then knows ``--model groundup``.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import simple_parse_args_string
 
 from groundup.checkpoint.formats import open_model
 from groundup.checkpoint.lazy import LoadedModel
@@ -17,8 +23,11 @@ from groundup.inference.sequence import Request
 from groundup.parallel.device import choose_device
 
 _MAX_NEW_TOKENS = 256  # where a task sets none, as the harness's own models
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names that tasks have for the most tokens of a text; the first that is there counts."""
 
 
+@register_model("groundup")
 class GroundupLM(LM):  # type: ignore[misc]  # the harness has no types
     """A model to give to ``lm_eval.simple_evaluate(model=...)``.
 
@@ -40,6 +49,31 @@ class GroundupLM(LM):  # type: ignore[misc]  # the harness has no types
             CheckpointError: There is none.
         """
         return cls(open_model(Path(path), device=choose_device("auto")))
+
+    @classmethod
+    def create_from_arg_string(cls, arg_string: str, additional_config: dict[str, Any] | None = None) -> Self:
+        """Opens what the harness's ``--model_args path=...`` names."""
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: dict[str, Any], additional_config: dict[str, Any] | None = None
+    ) -> Self:
+        """Opens what ``model_args={"path": ...}`` names.
+
+        The harness's device and batch size are left aside: its defaults are a GPU and one text at a time.
+
+        Raises:
+            ConfigError: It names no path, or something else.
+            CheckpointError: There is no checkpoint.
+        """
+        if arg_dict.keys() != {"path"}:
+            raise ConfigError(
+                f"the model groundup takes path, and was given {', '.join(arg_dict) or 'nothing'}",
+                where="--model_args",
+                fix="Write --model_args path=RUN.",
+            )
+        return cls.open(str(arg_dict["path"]))
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Scores pairs of context and continuation."""
@@ -68,15 +102,21 @@ class GroundupLM(LM):  # type: ignore[misc]  # the harness has no types
         return [generation.text for generation in Engine(self.loaded).complete(wanted)]
 
     def _request(self, context: str, options: dict[str, Any]) -> Request:
-        if options.get("do_sample"):
+        if options.get("do_sample", bool(options.get("temperature"))):
             raise ConfigError("the task samples its texts", fix="Set do_sample to false in the task.")
         until = options.get("until") or []
-        num_tokens = options.get("max_gen_toks", _MAX_NEW_TOKENS)
+        lengths = [options[name] for name in _LENGTHS if options.get(name) is not None]
+        num_tokens = int(lengths[0]) if lengths else _MAX_NEW_TOKENS
         room = max(1, self.loaded.config.max_sequence_length - num_tokens)
+        prompt = [*self.loaded.bos_ids, *self.loaded.tokenizer.encode(context)]
         return Request(
-            prompt=[*self.loaded.bos_ids, *self.loaded.tokenizer.encode(context)][-room:],
+            prompt=prompt[-room:] or [self.loaded.bos_id],
             sampling=Sampling(temperature=0),
             max_new_tokens=num_tokens,
             stop_ids=self.loaded.stop_ids,
             stop=[until] if isinstance(until, str) else list(until),
         )
+
+
+if __name__ == "__main__":
+    cli_evaluate()

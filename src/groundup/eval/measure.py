@@ -52,6 +52,7 @@ class Measured:
             **self.results.figures,
             "standard_errors": dict(self.results.standard_errors),
             "num_truncated": self.results.num_truncated,
+            "num_skipped": len(self.results.skipped),
         }
 
 

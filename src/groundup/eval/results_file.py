@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import yaml
@@ -13,15 +13,23 @@ from groundup import __version__
 from groundup.core.config import to_dict
 from groundup.core.errors import DataError
 from groundup.core.files import read_json, write_json
+from groundup.eval.centred_average import centred_average
 from groundup.eval.tasks.evaluation_task import EvaluationTask, Item, Results
+
+_NO_PROTOCOL = ("batch_size", "limit", "text_key", "fewshot_data", "max_tokens")
+"""Options that change which items are measured, or how fast, but not how."""
 
 
 def published(task: EvaluationTask) -> dict[str, list[dict[str, Any]]]:
-    """Returns what was published for a task with these options: figure -> model, value and source of each."""
+    """Returns what was published for a task with these options: figure -> model, value and source of each.
+
+    Options that a row does not name must be the task's defaults, but for those that change no protocol.
+    """
     text = resources.files("groundup.eval").joinpath("published.yaml").read_text()
     options = to_dict(task)
+    usual = {name: value for name, value in to_dict(type(task)()).items() if name not in _NO_PROTOCOL}
     return {
-        figure: [row for row in rows if row.get("options", {}).items() <= options.items()]
+        figure: [row for row in rows if {**usual, **row.get("options", {})}.items() <= options.items()]
         for figure, rows in yaml.safe_load(text).get(options["kind"], {}).items()
     }
 
@@ -36,6 +44,7 @@ def results_tree(task: EvaluationTask, results: Results, *, data: Sequence[Path]
         "figures": dict(results.figures),
         "standard_errors": dict(results.standard_errors),
         "num_truncated": results.num_truncated,
+        "skipped": dict(results.skipped),
         "seconds": seconds,
         "items": [_item_tree(item) for item in results.items],
     }
@@ -55,8 +64,11 @@ def _item_tree(item: Item) -> dict[str, Any]:
 
 
 def write_results(path: Path, model: str, trees: Sequence[Any]) -> None:
-    """Writes the results of a model's tasks."""
-    tree = {"kind": "evaluation", "groundup_version": __version__, "model": model, "tasks": trees}
+    """Writes the results of a model's tasks, and their centred average where all of its parts are there."""
+    tree: dict[str, Any] = {"kind": "evaluation", "groundup_version": __version__, "model": model}
+    tree["tasks"] = trees
+    if average := centred_average(trees):
+        tree["centred_average"] = dataclasses.asdict(average)
     write_json(path, tree)
 
 
@@ -87,6 +99,8 @@ class Comparison:
 def compare_results(first: Path, second: Path) -> Iterator[Comparison]:
     """Compares the figures of all tasks that two files of results share, item by item.
 
+    Items that one of the models could not score are left out.
+
     Raises:
         DataError: A file holds no results, or they share no task with items, or its items differ.
     """
@@ -99,20 +113,42 @@ def compare_results(first: Path, second: Path) -> Iterator[Comparison]:
             fix="Measure both models on the same tasks.",
         )
     for kind in shared:
-        pair = [
-            {item["where"]: (item["target"], item["values"]) for item in tree["items"]}
-            for tree in (ours[kind], theirs[kind])
-        ]
-        targets = [{where: target for where, (target, _) in some.items()} for some in pair]
-        if targets[0] != targets[1] or ours[kind]["options"].keys() != theirs[kind]["options"].keys():
-            raise DataError(
-                f"the items of {kind} are not the same",
-                where=f"{first}, {second}",
-                fix="Measure both on one file.",
-            )
-        for figure in next(iter(pair[0].values()))[1]:
-            values = [[some[where][1][figure] for where in pair[0]] for some in pair]
+        pair = _comparable(ours[kind], theirs[kind], f"{first}, {second}")
+        for figure in next(iter(pair[0].values()))["values"]:
+            values = [[some[place]["values"][figure] for place in pair[0]] for some in pair]
             yield _compare(kind, figure, *values)
+
+
+def _comparable(ours: Mapping[str, Any], theirs: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Returns the items of both by their places, without those that one model could not score.
+
+    Raises:
+        DataError: They are not the same, or were asked otherwise.
+    """
+    options = [{k: v for k, v in tree["options"].items() if k not in _NO_PROTOCOL} for tree in (ours, theirs)]
+    if differing := [name for name in options[0] if options[0][name] != options[1].get(name)]:
+        shown = ", ".join(f"{name}={some[name]}" for name in differing for some in options if name in some)
+        raise DataError(
+            f"{ours['task']} was measured otherwise ({shown})",
+            where=where,
+            fix="Measure both with the same options.",
+        )
+    skipped = {_place(item) for tree in (ours, theirs) for item in tree.get("skipped", {})}
+    items = [
+        {_place(item["where"]): item for item in tree["items"] if _place(item["where"]) not in skipped}
+        for tree in (ours, theirs)
+    ]
+    targets = [{place: item["target"] for place, item in some.items()} for some in items]
+    if not targets[0] or targets[0] != targets[1]:
+        raise DataError(
+            f"the items of {ours['task']} are not the same", where=where, fix="Measure both on one file."
+        )
+    return items
+
+
+def _place(where: str) -> str:
+    """Returns file and line without the folder, in which others may have the file elsewhere."""
+    return PurePath(where).name
 
 
 def _compare(task: str, figure: str, first: Sequence[float], second: Sequence[float]) -> Comparison:

@@ -62,13 +62,16 @@ def score_rows(
 def _inputs(batch: Sequence[Row], model: ParallelModel) -> Inputs:
     divisor = model.tokens_divisor
     width = -(-len(batch[-1].ids) // divisor) * divisor
-    inputs = np.zeros((3, len(batch), width), dtype=np.int64)  # causal: padding behind cannot matter
+    values = np.zeros((3, len(batch), width), dtype=np.int64)  # causal: padding behind cannot matter
     for number, row in enumerate(batch):
-        inputs[:, number, : len(row.ids)] = row.ids, row.positions, row.branches
-    tokens_BT, positions_BT, branches_BT = torch.from_numpy(inputs).to(model.device)
-    is_shared = any(len(row.requests) > 1 for row in batch)
-    mask = BranchMask(branches_BT) if is_shared else CausalMask()
-    return {"tokens_BT": tokens_BT, "positions_BT": positions_BT, "mask": mask}
+        values[:, number, : len(row.ids)] = row.ids, row.positions, row.branches
+    tokens_BT, positions_BT, branches_BT = torch.from_numpy(values).to(model.device)
+    inputs: Inputs = {"tokens_BT": tokens_BT, "positions_BT": positions_BT}
+    if any(len(row.requests) > 1 for row in batch):
+        inputs["mask"] = BranchMask(branches_BT)
+    elif model.shares_sequences:
+        inputs["mask"] = CausalMask()
+    return inputs
 
 
 def _found(

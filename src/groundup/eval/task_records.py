@@ -14,6 +14,12 @@ from groundup.core.errors import DataError
 from groundup.corpus.line_blocks import decompressed
 from groundup.corpus.sources import content_ending
 
+_SHOWN = 40  # characters of a field's name, which may be a text where a file lacks its header
+
+
+class MissingFieldError(DataError):
+    """An item without a field: it is of another task, or of another form."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -29,8 +35,9 @@ class Record:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.fields:
-            raise DataError(
-                f"the item has no field {name!r}; it has {', '.join(map(str, self.fields)) or 'none'}",
+            names = ", ".join(str(name)[:_SHOWN] for name in self.fields)
+            raise MissingFieldError(
+                f"the item has no field {name!r}; it has {names or 'none'}",
                 where=self.where,
                 fix="Name a file of this task in its official format: see docs/guides/evaluation.md.",
             )

@@ -9,6 +9,10 @@ from groundup.core.errors import DataError
 from groundup.eval.scoring import Request
 
 
+class UnscorableError(DataError):
+    """A continuation that the model cannot score: it has no tokens, or more than the context holds."""
+
+
 def text_request(loaded: LoadedModel, context: str, continuation: str, *, where: object = "") -> Request:
     """Tokenizes context and continuation together, as EleutherAI's harness does.
 
@@ -22,7 +26,7 @@ def text_request(loaded: LoadedModel, context: str, continuation: str, *, where:
         where: The item, named in errors.
 
     Raises:
-        DataError: The continuation has no tokens, or more than the model's context holds.
+        UnscorableError: The continuation has no tokens, or more than the model's context holds.
     """
     before = context.rstrip()
     after = context[len(before) :] + continuation
@@ -34,13 +38,13 @@ def text_request(loaded: LoadedModel, context: str, continuation: str, *, where:
         known, wanted = [loaded.bos_id], encode(after)
     longest = loaded.config.max_sequence_length
     if not wanted:
-        raise DataError(
+        raise UnscorableError(
             f"the continuation {continuation!r} has no tokens",
             where=where,
             fix="Mend the item or leave it out.",
         )
     if len(wanted) > longest:
-        raise DataError(
+        raise UnscorableError(
             f"the continuation has {len(wanted):,} tokens, the model's context holds {longest:,}",
             where=where,
             fix="Leave the item out.",

@@ -78,6 +78,11 @@ class ParallelModel(nn.Module):
         return self.mesh.layout.tp == self.mesh.layout.pp == 1 and not self.shares_weights
 
     @property
+    def shares_sequences(self) -> bool:
+        """Whether the model's own mask is over the tokens of several ranks, so that it needs another."""
+        return self.mesh.layout.cp > 1
+
+    @property
     def shares_weights(self) -> bool:
         """Whether replicas gather each other's weights, and so compute equally often."""
         return self.mesh.layout.zero > 0
@@ -99,7 +104,8 @@ class ParallelModel(nn.Module):
         """Runs the forward pass of micro-batches; collective over replicas where weights are sharded.
 
         Args:
-            micro_batches: With an explicit mask; as many on all ranks, and the same within a replica.
+            micro_batches: As many on all ranks, and the same within a replica; with a mask where
+                ``shares_sequences``.
             finish: Called where the head is, with the part that has it, the final hidden states [B, T, D]
                 and the number of the micro-batch.
         """

@@ -131,3 +131,33 @@ def test_a_file_of_another_task_is_refused(tmp_path: Path) -> None:
     path = write_task_file("piqa", tmp_path)
     with pytest.raises(DataError, match="has no field 'endings'; it has goal, sol1, sol2, label"):
         run(["eval", str(tmp_path / "model"), "--tasks", "hellaswag", "--data", str(path), "--device", "cpu"])
+
+
+@pytest.mark.usefixtures("no_network")
+def test_what_was_left_out_and_the_average_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of eight tasks, the parts of the centred average; LAMBADA has a word that no context holds."""
+    write_huggingface(tiny_model("gpt2"), tmp_path / "model")
+    (tmp_path / "sets").mkdir()
+    kinds = ["hellaswag", "arc_easy", "arc_challenge", "openbookqa", "sciq"]
+    for kind in [*kinds, "lambada", "piqa", "winogrande", "boolq"]:
+        path = write_task_file(kind, tmp_path / "sets")
+        split = {"piqa": "valid", "winogrande": "dev", "boolq": "val"}.get(kind, "test")
+        path.rename(path.with_name(f"{kind}_{split}.jsonl"))
+    words = tmp_path / "sets/lambada_test.jsonl"
+    words.write_text(words.read_text() + "\n" + json.dumps({"text": f"the sea {'q' * 90}"}))
+    tasks = ",".join([*kinds[:-1], "lambada", "piqa", "winogrande", "boolq"])
+    command = ["eval", str(tmp_path / "model"), "--tasks", tasks, "--data", str(tmp_path / "sets")]
+    succeed([*command, "--out", str(tmp_path / "a.json"), "--device", "cpu"])
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"left out, as the model cannot score them: 1 items; .*lambada_test.jsonl:4: .* holds 64", shown
+    )
+    average = json.loads((tmp_path / "a.json").read_text())["centred_average"]["value"]
+    assert f"centred average of 8 tasks: {average:.4f}, the mean of" in shown
+    succeed([*command, "--json", "--device", "cpu"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["task"] == "centred_average"
+    assert lines[-1]["value"] == pytest.approx(average)
+    assert {line["task"]: line["num_skipped"] for line in lines[:-1]}["lambada"] == 1

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groundup.core.errors import ConfigError
-from groundup.corpus.dedup.clusters import BandFile, choose_kept, find_clusters
+from groundup.corpus.dedup import minhash
+from groundup.corpus.dedup.clusters import BandFile, find_clusters, keep_longest
 from groundup.corpus.dedup.minhash import MinHash, derive_banding, jaccard
 
 WORDS = st.lists(st.sampled_from(["one", "two", "three", "four", "Übung", "你好", "naïve"]), max_size=30)
@@ -51,6 +52,31 @@ def test_case_punctuation_and_white_space_do_not_count():
     assert not np.array_equal(one, settings.signature("the quick brown fox jumps over the lazy cat"))
     assert settings.signature(" ... \n") is None and settings.signature("") is None
     assert settings.signature("one") is not None  # shorter than a shingle
+
+
+@given(st.lists(WORDS, max_size=12), st.sampled_from(["words", "characters"]), st.integers(1, 6))
+def test_texts_hashed_together_are_as_alone(words, shingle, size):
+    settings = MinHash(shingle=shingle, shingle_size=size, bands=3, rows=2)
+    texts = [" ".join(some) + "\n." * (len(some) % 3) for some in words]
+    together, known = settings.signatures(texts)
+    for text, signature, has_words in zip(texts, together, known, strict=True):
+        alone = settings.signature(text)
+        assert has_words == (alone is not None) and (alone is None or np.array_equal(alone, signature))
+
+
+def test_long_texts_are_hashed_in_blocks(monkeypatch):
+    settings = MinHash(bands=3, rows=2)
+    words = np.random.default_rng(0).integers(0, 3000, 2000).astype(str)
+    texts = [
+        " ".join(words[begin:end]) for begin, end in ((0, 3), (3, 900), (900, 900), (900, 1300), (1300, 2000))
+    ]
+    whole = [settings.signature(text) for text in texts]
+    monkeypatch.setattr(minhash, "_BLOCK", 64)
+    monkeypatch.setattr(minhash, "_BATCH_CHARACTERS", 3000)
+    parted, known = settings.signatures(texts)
+    assert known.tolist() == [True, True, False, True, True] and whole[2] is None
+    for one, other in zip(whole, parted, strict=True):
+        assert one is None or np.array_equal(one, other)
 
 
 def test_signatures_never_change():
@@ -127,25 +153,31 @@ def test_clusters_are_those_of_a_search_by_hand(tmp_path_factory, seed, num_text
     for memory in (1 << 30, 1):
         first = find_clusters(files, bands, folder / "first", memory_bytes=memory)
         assert first.tolist() == expected
-        assert choose_kept(first, None).tolist() == expected
         longest = [
             max((other for other in range(num_texts) if expected[other] == cluster),
                 key=lambda other: (lengths[other], -other))
             for cluster in expected
         ]  # fmt: skip
-        assert choose_kept(first, lengths).tolist() == longest
+        keep_longest(first, lengths, np.empty(num_texts, np.int64))
+        assert first.tolist() == longest
 
 
 def test_partitions_on_disk_change_nothing(tmp_path, monkeypatch):
     from groundup.corpus.dedup import clusters
 
     monkeypatch.setattr(clusters, "_CHUNK", 64)
+    monkeypatch.setattr(clusters, "BLOCK", 96)
     hashes = np.random.default_rng(0).integers(1, 700, (1000, 3), dtype=np.uint64) * np.uint64(1 << 54)
     write_bands(tmp_path / "bands", hashes)
     files = [BandFile(tmp_path / "bands", 3)]
     whole = np.array(find_clusters(files, 3, tmp_path / "whole", memory_bytes=1 << 30))
     parted = find_clusters(files, 3, tmp_path / "parted", memory_bytes=9000)
     assert len(np.unique(whole)) < 1000 and np.array_equal(whole, parted)
+    lengths = np.random.default_rng(1).integers(0, 9, 1000)
+    keep_longest(parted, lengths, np.empty(1000, np.int64))
+    for cluster in np.unique(whole):
+        members = np.flatnonzero(whole == cluster)
+        assert (parted[members] == members[np.argmax(lengths[members])]).all()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bands", "parted", "whole"]
 
 

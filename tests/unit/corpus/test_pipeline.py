@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -181,6 +182,54 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path):
     assert content(tmp_path / "two") == content(tmp_path / "serial")
 
 
+def without_settings(output_dir: Path) -> dict[str, Any]:
+    """The content of a corpus folder, its manifest without the recipe."""
+    manifest = read_json(output_dir / "manifest.json")
+    del manifest["about"]
+    return {**content(output_dir), "manifest.json": manifest}
+
+
+@pytest.mark.parametrize("keep_dropped", [False, True])
+def test_stages_that_pass_documents_on_give_the_same_bytes(tmp_path, keep_dropped):
+    """Runs of map stages behind the import, behind a barrier, and at the end."""
+    folder = write_sources(tmp_path / "in")
+    first, clean, exact, shuffle = recipe_of(folder).stages
+    short, long = Clean(filters=(Length(min_characters=9),)), Clean(filters=(Length(max_characters=60),))
+    recipe = Recipe(
+        stages=(first, clean, short, exact, long, shuffle, Clean(filters=(Length(max_words=12),))),
+        num_shards=5,
+        bad_records=ANY,
+        keep_dropped=keep_dropped,
+    )
+    kept = made(recipe, tmp_path / "kept")
+    passing = dataclasses.replace(recipe, keep_stages=False)
+    passed = made(passing, tmp_path / "passed")
+    run_recipe(passing, tmp_path / "two", TWO)
+    assert without_settings(tmp_path / "passed") == without_settings(tmp_path / "kept")
+    assert content(tmp_path / "two") == content(tmp_path / "passed")
+    assert kept.table() == passed.table()
+    assert {entry.rule for entry in kept.counts.dropped} == {"empty", "length", "exact_duplicate"}
+
+
+def test_keeping_the_stages_or_not_is_changed_between_runs(tmp_path, monkeypatch):
+    """What one way has left in the folder is no work of the other's."""
+    folder, out = write_sources(tmp_path / "in"), tmp_path / "out"
+    recipe = recipe_of(folder, 3)
+    passing = dataclasses.replace(recipe, keep_stages=False)
+    made(recipe, tmp_path / "whole")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for before, after in ((recipe, passing), (passing, recipe)):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(publish_module, "describe_files", killed)
+            made(before, out)
+        assert (out / ".stages/01-clean").is_dir() and not made(after, out).reused
+        assert without_settings(out) == without_settings(tmp_path / "whole")
+        shutil.rmtree(out)
+
+
 def test_the_seed_decides_the_order(source, tmp_path):
     orders = set()
     for seed in range(5):
@@ -298,11 +347,12 @@ stages:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["all", "worker"])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim):
+@pytest.mark.parametrize(("victim", "keep_stages"), [("all", True), ("worker", False)])
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_stages):
     folder, out = write_sources(tmp_path / "in", scale=4), tmp_path / "out"
-    made(dataclasses.replace(recipe_of(folder, 6)), tmp_path / "whole")
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=folder))
+    made(dataclasses.replace(recipe_of(folder, 6), keep_stages=keep_stages), tmp_path / "whole")
+    settings = f"keep_stages: {str(keep_stages).lower()}\n"
+    (tmp_path / "recipe.yaml").write_text(settings + RECIPE.format(folder=folder))
     (tmp_path / "run.py").write_text(RUN)
     command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path / "recipe.yaml"), str(out), "2"]
     generator = random.Random(os.urandom(8))
@@ -343,13 +393,14 @@ def _workers(process: int) -> list[int]:
     return [child for child, command in commands.items() if b"resource_tracker" not in command]
 
 
-def test_ranks_share_the_work_and_a_run_without_rank_ends_it(tmp_path):
+@pytest.mark.parametrize("keep_stages", [True, False])
+def test_ranks_share_the_work_and_a_run_without_rank_ends_it(tmp_path, keep_stages):
     folder, out = write_sources(tmp_path / "in"), tmp_path / "out"
-    recipe = recipe_of(folder, 5)
+    recipe = dataclasses.replace(recipe_of(folder, 5), keep_stages=keep_stages)
     made(recipe, tmp_path / "whole")
     first = run_rank(recipe, out, SERIAL, rank=0, world_size=2)
     # Its shares of the lines and of two stages; the duplicates need all shards.
-    assert (first.stage, first.left) == ("01-clean", 2)
+    assert (first.stage, first.left) == ("01-clean" if keep_stages else "00-import", 2)
     second = run_rank(recipe, out, SERIAL, rank=1, world_size=2)
     assert (second.stage, second.left) == ("02-exact_dedup", 3)
     rounds = 0
@@ -430,11 +481,13 @@ def test_an_interrupted_run_leaves_no_corpus(source, tmp_path, monkeypatch):
 def test_what_a_killed_run_left_is_cleared_away(source, tmp_path):
     out = tmp_path / "out"
     (out / ".stages/00-import").mkdir(parents=True)
+    (out / ".stages/00-import/.scratch-x1").mkdir()
+    (out / ".stages/00-import/.scratch-x1/part").write_bytes(b"old")
     for name in (".stages/00-import/.documents-00000-of-00001.jsonl.zst.77.tmp", "quarantine.jsonl"):
         (out / name).write_bytes(b"old")
     made(default_recipe([source]), out)
     assert set(content(out)) == {"documents-00000-of-00001.jsonl.zst", "excluded.jsonl.zst", "manifest.json"}
-    assert not list(out.rglob("*.tmp"))
+    assert not list(out.rglob("*.tmp")) and not list(out.rglob(".scratch*"))
 
 
 def test_the_manifest_goes_before_its_documents_do(source, tmp_path, monkeypatch):

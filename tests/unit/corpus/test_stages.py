@@ -9,6 +9,8 @@ import pytest
 from groundup.core.errors import DataError
 from groundup.core.executor.tasks import ProcessRunner, SerialRunner
 from groundup.corpus.decontaminate import Decontaminate
+from groundup.corpus.dedup import clusters, exact, near
+from groundup.corpus.dedup.exact import ExactDedup
 from groundup.corpus.dedup.minhash import MinHash
 from groundup.corpus.dedup.near import NearDedup
 from groundup.corpus.import_sources import Import
@@ -18,6 +20,7 @@ from groundup.corpus.recipe import Recipe
 from tests.unit.corpus.test_pipeline import documents, lines_of
 
 SERIAL = SerialRunner()
+FindDuplicates = exact._FindDuplicates
 RANDOM = random.Random(0)
 ORIGINALS = [" ".join(f"w{RANDOM.randrange(9999)}" for _ in range(80 + number)) for number in range(12)]
 
@@ -69,6 +72,43 @@ def test_shards_workers_and_memory_change_nothing(near_copies, tmp_path):
     other = NearDedup(minhash=MinHash(threshold=0.8))
     changed = run_recipe(recipe_of(near_copies, other, num_shards=5), tmp_path / "five", SERIAL)
     assert not changed.reused and changed.counts.documents == 14
+
+
+@pytest.mark.parametrize("keep", ["first", "longest"])
+def test_near_duplicates_in_many_blocks_and_partitions_are_the_same(near_copies, tmp_path, monkeypatch, keep):
+    whole = run_recipe(recipe_of(near_copies, NearDedup(keep=keep)), tmp_path / "whole", SERIAL)
+    for module, name, value in (
+        *((clusters, "BLOCK", 4), (near, "BLOCK", 4), (near, "_BATCH_CHARACTERS", 500)),
+        *((clusters, "_CHUNK", 64), (near, "_WRITTEN_AT_ONCE", 3)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    small = NearDedup(keep=keep, memory_gigabytes=1e-7)
+    for num_shards in (1, 3):
+        out = tmp_path / str(num_shards)
+        report = run_recipe(recipe_of(near_copies, small, num_shards=num_shards), out, SERIAL)
+        assert documents(report) == documents(whole) and report.counts == whole.counts
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_exact_duplicates_in_many_blocks_and_parts_are_the_same(tmp_path, monkeypatch, num_shards):
+    source = write_jsonl(
+        tmp_path / "in.jsonl", [f"text {number % 71 * (number % 3)}" for number in range(400)]
+    )
+    whole = run_recipe(recipe_of(source, ExactDedup(), num_shards=2), tmp_path / "whole", SERIAL)
+    monkeypatch.setattr(exact, "_BLOCK", 32)
+    monkeypatch.setattr(exact, "_LEAST_KEYS", 8)
+    parts = []
+    monkeypatch.setattr(
+        exact, "_FindDuplicates", lambda *given: (parts.append(given[-1]), FindDuplicates(*given))[1]
+    )
+    small = recipe_of(source, ExactDedup(memory_gigabytes=1e-7), num_shards=num_shards)
+    report = run_recipe(small, tmp_path / "small", SERIAL)
+    assert parts == [50]
+    assert documents(report) == documents(whole) and report.counts == whole.counts
+    assert 0 < report.counts.documents < 200
+    assert run_recipe(
+        recipe_of(source, ExactDedup(), num_shards=num_shards), tmp_path / "small", SERIAL
+    ).reused
 
 
 FILLER = "Nothing of a task stands in this sentence, which is here for its length alone. "

@@ -75,12 +75,46 @@ def test_right_and_wrong_are_compared_exactly(tmp_path):
     assert (row.first, row.second) == (pytest.approx(2 / 12), pytest.approx(10 / 12))
 
 
+def test_nats_are_compared_by_a_normal_test(tmp_path):
+    """Differences 1, 2, 3, 4: mean 2.5, standard error sqrt(5 / 3 / 4), so z is 3.873 and p 1.075e-4."""
+    path = write_task_file("hellaswag", tmp_path, count=4)
+    base = results_of(tmp_path, "gpt2", [path], [HellaSwag()])
+    (row,) = compare_results(edited(base, [0, 0, 0, 0]), edited(base, [1, 2, 3, 4]))
+    assert row.standard_error == pytest.approx(0.645497)
+    assert row.p_value == pytest.approx(1.0751e-4, rel=1e-3)
+
+
+def test_items_that_one_model_cannot_score_are_left_out_for_both(tmp_path):
+    path = write_task_file("hellaswag", tmp_path, count=6)
+    first = results_of(tmp_path, "gpt2", [path], [HellaSwag()])
+    tree = read_json(first)
+    gone = tree["tasks"][0]["items"].pop(2)
+    tree["tasks"][0]["skipped"] = {gone["where"]: "the continuation has 80 tokens"}
+    second = tmp_path / "second.json"
+    write_json(second, tree)
+    for pair in ((first, second), (second, first)):
+        assert {row.num_items for row in compare_results(*pair)} == {5}
+
+
+def test_one_file_in_two_folders_is_one_file(tmp_path):
+    path = write_task_file("hellaswag", tmp_path, count=3)
+    first = results_of(tmp_path, "gpt2", [path], [HellaSwag()])
+    (tmp_path / "there").mkdir()
+    second = results_of(tmp_path, "llama", [path.rename(tmp_path / "there" / path.name)], [HellaSwag()])
+    assert {row.num_items for row in compare_results(first, second)} == {3}
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path):
     path = write_task_file("hellaswag", tmp_path, count=3)
     first = results_of(tmp_path, "gpt2", [path], [HellaSwag()])
     path.write_text("\n".join(path.read_text().splitlines()[:2]))
     second = results_of(tmp_path, "llama", [path], [HellaSwag()])
     with pytest.raises(DataError, match="the items of hellaswag are not the same"):
+        list(compare_results(first, second))
+    write_task_file("hellaswag", tmp_path, count=3)
+    other = HellaSwag(prompt="plain", batch_size=2)
+    second = results_of(tmp_path, "llama", [path], [other])
+    with pytest.raises(DataError, match=r"measured otherwise \(prompt=lm-eval, prompt=plain\)"):
         list(compare_results(first, second))
     third = results_of(tmp_path, "llama-grouped-tied", [write_task_file("lambada", tmp_path)], [Lambada()])
     with pytest.raises(DataError, match="no task with items in common"):
@@ -104,4 +138,9 @@ def test_published_figures_hold_for_their_protocol_only():
     assert published(HellaSwag(prompt="plain"))["accuracy_norm"] == []
     assert 0.2955 in [row["value"] for row in published(HellaSwag(prompt="plain"))["accuracy_mean_loss"]]
     assert published(Lambada())["accuracy"][0]["value"] == 0.3256
+    few = HellaSwag(num_fewshot=5, fewshot_data="x.jsonl")
+    others = (few, Lambada(detokenize="wikitext"), WikiText(stride=0), WikiText(detokenize=False))
+    for task in others:
+        assert not any(published(task).values())
+    assert published(HellaSwag(batch_size=3, limit=7)) == published(HellaSwag())
     assert published(WikiText())["adjusted_perplexity"][0]["value"] == 37.5

@@ -1,6 +1,7 @@
 """Items in each published form become the same prompts as in EleutherAI's harness; bad ones are named."""
 
 import json
+import re
 
 import pytest
 
@@ -16,6 +17,7 @@ from groundup.eval.tasks import (
     Piqa,
     SciQ,
     StoryCloze,
+    WikiText,
     WinoGrande,
     configured_tasks,
 )
@@ -214,7 +216,7 @@ def test_what_has_no_tokens_or_too_many_is_named(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"ctx": "a", "endings": ["b" * 80, "c"], "label": 0}))
     with pytest.raises(
-        DataError, match=r"x\.jsonl:1: the continuation has 8\d tokens, the model's context holds 64"
+        DataError, match=r"x\.jsonl:1: .* of 1 items; here the continuation has 8\d tokens, .* holds 64"
     ):
         HellaSwag().measure(tiny_model("gpt2"), [path])
     path.write_text("")
@@ -222,6 +224,74 @@ def test_what_has_no_tokens_or_too_many_is_named(tmp_path):
         HellaSwag().measure(tiny_model("gpt2"), [path])
     with pytest.raises(DataError, match="the continuation '' has no tokens"):
         text_request(tiny_model("gpt2"), "a", "")
+
+
+def test_items_that_the_model_cannot_score_are_left_out_and_counted(tmp_path):
+    """A choice longer than the context takes its whole question out; all others score as without it."""
+    path = write_task_file("hellaswag", tmp_path, count=5)
+    lines = path.read_text().splitlines()
+    long = {**json.loads(lines[1]), "endings": ["a", "b", "c", "d" * 80]}
+    path.write_text("\n".join([lines[0], json.dumps(long), *lines[2:]]))
+    results = HellaSwag().measure(tiny_model("gpt2"), [path])
+    assert results.skipped == {
+        f"{path}:2": "the continuation has 80 tokens, the model's context holds 64",
+    }
+    assert results.figures["items"] == len(results.items) == 4
+    path.write_text("\n".join([lines[0], *lines[2:]]))
+    alone = HellaSwag().measure(tiny_model("gpt2"), [path])
+    assert [item.values for item in results.items] == [item.values for item in alone.items]
+    words = tmp_path / "lambada_test.jsonl"
+    words.write_text("\n".join(json.dumps({"text": f"a b {word}"}) for word in ("c", "q" * 90, "d")))
+    results = Lambada().measure(tiny_model("gpt2"), [words])
+    assert (results.figures["passages"], list(results.skipped)) == (2, [f"{words}:2"])
+
+
+def test_an_empty_choice_is_scored_as_the_blank_before_it(tmp_path):
+    """As in the harness; by its length it can never be the best."""
+    path = write_task_file("hellaswag", tmp_path, count=1)
+    item = json.loads(path.read_text())
+    path.write_text(json.dumps({**item, "endings": ["", *item["endings"][1:]], "label": 0}))
+    (found,) = HellaSwag().measure(tiny_model("gpt2"), [path]).items
+    assert found.scores[0].num_tokens == 1
+    assert found.values["accuracy_norm"] == found.values["accuracy_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    "task", [Piqa(), Mmlu(), ArcEasy(), BoolQ(), HellaSwag()], ids=lambda task: task.kind
+)
+def test_a_file_of_another_task_is_told_with_what_was_expected(task, tmp_path):
+    path = write_task_file("sciq", tmp_path)
+    expected = re.escape(f"this task reads {task.fields}.")
+    with pytest.raises(
+        DataError, match=rf"sciq_test\.jsonl:1: the item has no .*it has support, .*{expected}"
+    ):
+        task.measure(tiny_model("gpt2"), [path])
+
+
+def test_a_question_needs_two_choices(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"ctx": "a", "endings": ["b"], "label": 0}))
+    with pytest.raises(DataError, match=r"x\.jsonl:1: the item has 1 choices, and needs two or more"):
+        HellaSwag().measure(tiny_model("gpt2"), [path])
+
+
+def test_wikitext_is_no_json(tmp_path):
+    path = write_task_file("piqa", tmp_path)
+    with pytest.raises(DataError, match="holds JSON, and wikitext reads a plain text"):
+        WikiText().measure(tiny_model("gpt2"), [path])
+
+
+def test_mmlu_finds_its_folder_among_other_files(tmp_path):
+    """The authors' archive has test and dev; a folder of all tasks has other CSV files beside."""
+    write_task_file("storycloze", tmp_path)
+    for split in ("test", "dev"):
+        (tmp_path / "mmlu" / split).mkdir(parents=True)
+        write_task_file("mmlu", tmp_path / "mmlu" / split, count=2)
+    (tmp_path / "mmlu/dev/boating_test.csv").rename(tmp_path / "mmlu/dev/boating_dev.csv")
+    assert Mmlu.find_files([tmp_path]) == Mmlu.find_files([tmp_path / "mmlu"]) == [tmp_path / "mmlu/test"]
+    assert Mmlu.find_files([tmp_path / "mmlu/test"]) == [tmp_path / "mmlu/test"]
+    few = Mmlu(num_fewshot=2, fewshot_data=str(tmp_path / "mmlu/dev"))
+    assert few.measure(tiny_model("gpt2"), [tmp_path]).figures["items"] == 2
 
 
 def test_contexts_that_are_cut_are_counted(tmp_path):

@@ -13,12 +13,14 @@ _BYTES_PER_ENTRY = (
     80  # of memory while a partition is sorted: the entries, their order and what is taken of them
 )
 _CHUNK = 1 << 20
+BLOCK = 1 << 15
+"""So many texts of a shard have their band hashes side by side."""
 
 Keep = Literal["first", "longest"]
 
 
 class BandFile:
-    """The band hashes of a shard on disk: ``[bands, texts]`` of uint64, 0 for a text without words.
+    """The band hashes of a shard on disk, 0 for a text without words: blocks of ``[bands, texts]`` of uint64.
 
     Args:
         path: A file that ``write`` made.
@@ -27,17 +29,20 @@ class BandFile:
 
     def __init__(self, path: Path, bands: int) -> None:
         self.path = path
+        self.bands = bands
         self.num_texts = path.stat().st_size // (8 * bands)
 
     @staticmethod
     def write(file: IO[bytes], hashes: npt.NDArray[np.uint64]) -> None:
-        """Writes hashes of shape ``[texts, bands]``."""
-        file.write(np.ascontiguousarray(hashes.T, "<u8").tobytes())
+        """Writes hashes of shape ``[texts, bands]``; each time but the last, of ``BLOCK`` texts."""
+        for begin in range(0, len(hashes), BLOCK):
+            file.write(np.ascontiguousarray(hashes[begin : begin + BLOCK].T, "<u8").data)
 
-    def read(self, band: int, begin: int, count: int) -> npt.NDArray[np.uint64]:
-        """Reads hashes of one band, of ``count`` texts from ``begin`` on."""
-        offset = 8 * (band * self.num_texts + begin)
-        return np.fromfile(self.path, "<u8", min(count, self.num_texts - begin), offset=offset)
+    def read(self, band: int) -> Iterator[npt.NDArray[np.uint64]]:
+        """Reads the hashes of one band, a block at a time."""
+        for begin in range(0, self.num_texts, BLOCK):
+            count = min(BLOCK, self.num_texts - begin)
+            yield np.fromfile(self.path, "<u8", count, offset=8 * (begin * self.bands + band * count))
 
 
 def find_clusters(
@@ -81,24 +86,31 @@ def find_clusters(
     return first
 
 
-def choose_kept(first: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
-    """Returns for each text the one of its cluster that is kept.
+def keep_longest(
+    first: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], longest: npt.NDArray[np.int64]
+) -> None:
+    """Replaces the first text of each cluster by its longest; of equally long ones by the first of them.
+
+    The arrays may be files that are mapped: little of them is held at a time.
 
     Args:
-        first: What ``find_clusters`` found.
-        lengths: Text -> its length: the longest is kept, of equal ones the first; None keeps the first.
+        first: What ``find_clusters`` found; text -> its cluster's longest text, when this returns.
+        lengths: Text -> its length.
+        longest: Of the same size; what is in it is written over.
     """
-    if lengths is None:
-        return first
-    members = np.flatnonzero(first != np.arange(len(first)))
-    members = np.union1d(members, first[members])
-    order = members[np.lexsort((members, -lengths[members], first[members]))]
-    heads = (
-        np.concatenate(([True], first[order[1:]] != first[order[:-1]])) if len(order) else np.zeros(0, bool)
-    )
-    longest = np.arange(len(first))
-    longest[first[order[heads]]] = order[heads]
-    return longest[first]
+    for begin in range(0, len(first), _CHUNK):
+        longest[begin : begin + _CHUNK] = np.arange(begin, min(begin + _CHUNK, len(first)))
+    for begin in range(0, len(first), _CHUNK):
+        clusters = first[begin : begin + _CHUNK]
+        members = begin + np.flatnonzero(clusters != np.arange(begin, begin + len(clusters)))
+        order = members[np.lexsort((members, -lengths[members], first[members]))]
+        clusters = first[order]
+        heads = np.flatnonzero(np.diff(clusters, prepend=-1))
+        clusters, order = clusters[heads], order[heads]
+        longer = lengths[order] > lengths[longest[clusters]]
+        longest[clusters[longer]] = order[longer]
+    for begin in range(0, len(first), _CHUNK):
+        first[begin : begin + _CHUNK] = longest[first[begin : begin + _CHUNK]]
 
 
 def _partitions(
@@ -123,8 +135,7 @@ def _partitions(
 def _entries(files: Sequence[BandFile], band: int) -> Iterator[npt.NDArray[np.void]]:
     text = 0
     for file in files:
-        for begin in range(0, file.num_texts, _CHUNK):
-            hashes = file.read(band, begin, _CHUNK)
+        for hashes in file.read(band):
             entries = np.empty(len(hashes), _ENTRY)
             entries["hash"] = hashes
             entries["text"] = np.arange(text, text + len(hashes))

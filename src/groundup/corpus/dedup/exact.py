@@ -1,14 +1,18 @@
 """Exact duplicates: the same words in the same order, whatever the white space between them."""
 
 import dataclasses
+import itertools
+import math
+import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from groundup.core.config import config
+from groundup.core.config_class import PositiveFloat
 from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
 from groundup.corpus.document import from_json_line, text_bytes
@@ -16,6 +20,12 @@ from groundup.corpus.shard import Shard, read_lines, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
 _KEY = np.dtype([("high", "<u8"), ("low", "<u8"), ("document", "<u8")])
+_DOCUMENT = np.dtype("<u8")
+_BYTES_PER_KEY = 120  # of memory while a part is sorted
+_BLOCK = 1 << 17  # keys of a shard that are held at a time
+_TASKS_AT_ONCE = 16
+_LEAST_KEYS = 1 << 14  # of a part: fewer would make more files than they save memory
+_GIGABYTE = 1 << 30
 
 _PIECE_CHARACTERS = 1 << 20
 """A long text is taken in pieces: its words as a list would need 15 times its size."""
@@ -48,55 +58,69 @@ def text_key(text: str) -> bytes:
 class ExactDedup(BarrierStage):
     """Drops documents whose words were seen before; the first in the order of the input stays.
 
-    Keys of 16 bytes are scattered by value over as many files as there are shards, each of which is then
-    looked through alone: about 100 bytes of memory for each document of one shard.
+    Keys of 16 bytes are scattered by value over files, each of which is then looked through alone.
+
+    Attributes:
+        memory_gigabytes: What up to 16 workers together may hold for it; the result does not depend on it.
     """
 
     kind: Literal["exact_dedup"] = "exact_dedup"
+    memory_gigabytes: PositiveFloat = 2.0
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but the memory."""
+        return {name: value for name, value in super().settings.items() if name != "memory_gigabytes"}
 
     def phases(self, run: StageRun) -> Phases:
         """Keys of each shard; the duplicates among the keys of each part; each shard without them."""
-        total = len(run.inputs)
-        keys = [run.task("keys", shard.number, shard) for shard in run.inputs]
+        counts = [result["documents"] for result in run.input_results]
+        keys_at_once = max(_LEAST_KEYS, self.memory_gigabytes * _GIGABYTE / _TASKS_AT_ONCE / _BYTES_PER_KEY)
+        num_parts = max(len(run.inputs), math.ceil(sum(counts) / keys_at_once))
+        keys = [run.task(f"keys-of-{num_parts}", shard.number, shard) for shard in run.inputs]
         yield Phase(
             name="exact_dedup: keys",
             tasks=keys,
-            work=_WriteKeys(run.folder, total),
+            work=_WriteKeys(run.folder, num_parts),
             total_bytes=run.input_bytes,
         )
+        duplicates = [run.task(f"duplicates-of-{num_parts}", number, number) for number in range(num_parts)]
         yield Phase(
             name="exact_dedup: compare",
-            tasks=[run.task("duplicates", number, number) for number in range(total)],
-            work=_FindDuplicates(run.folder, total),
+            tasks=duplicates,
+            work=_FindDuplicates(run.folder, len(run.inputs), num_parts),
             total_bytes=sum((run.folder / f"{task.name}.bin").stat().st_size for task in keys),
         )
-        pairs = list(zip(run.inputs, run.outputs, strict=True))
         yield Phase(
             name="exact_dedup: drop",
-            tasks=run.last_tasks(pairs),
-            work=_DropDuplicates(run.folder, run.keep_dropped),
+            tasks=run.last_tasks(list(zip(run.inputs, run.outputs, counts, strict=True))),
+            work=_DropDuplicates(run.folder, num_parts, run.keep_dropped),
             total_bytes=run.input_bytes,
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _WriteKeys:
-    """Writes the keys of a shard, ordered by the part that they fall to."""
+    """Writes the keys of a shard, blocks of them, each ordered by the part that they fall to."""
 
     folder: Path
     num_parts: int
 
     def __call__(self, shard: Shard, report: Report) -> Done:
-        keys = bytearray()
-        for line in read_lines(shard, on_read=report):
-            keys += text_key(from_json_line(line).text)
-        halves = np.frombuffer(keys, dtype="<u8").reshape(-1, 2)
-        records = np.empty(len(halves), dtype=_KEY)
-        records["high"], records["low"] = halves[:, 0], halves[:, 1]
-        records["document"] = np.arange(len(halves))
-        # Not by order: the modulus spreads keys evenly over any number of parts.
-        parts = (records["low"] % np.uint64(self.num_parts)).astype(np.int64)
-        return _write_sections(self.folder, f"keys-{shard.number:05d}", records, parts, self.num_parts)
+        path = self.folder / f"keys-of-{self.num_parts}-{shard.number:05d}.bin"
+        keys = (text_key(from_json_line(line).text) for line in read_lines(shard, on_read=report))
+        first = 0
+        with atomic_write(path) as file:
+            while block := b"".join(itertools.islice(keys, _BLOCK)):
+                halves = np.frombuffer(block, dtype="<u8").reshape(-1, 2)
+                records = np.empty(len(halves), dtype=_KEY)
+                records["high"], records["low"] = halves[:, 0], halves[:, 1]
+                records["document"] = np.arange(first, first + len(halves))
+                first += len(halves)
+                # Not by order: the modulus spreads keys evenly over any number of parts.
+                parts = (records["low"] % np.uint64(self.num_parts)).astype(np.int64)
+                _write_sections(file, records, parts, self.num_parts)
+        return Done(files=[path.name], result={})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -105,24 +129,28 @@ class _FindDuplicates:
 
     folder: Path
     num_shards: int
+    num_parts: int
 
     def __call__(self, part: int, report: Report) -> Done:
         sections = [
-            _read_section(self.folder / f"keys-{shard:05d}.bin", part, _KEY)
+            _read_section(
+                self.folder / f"keys-of-{self.num_parts}-{shard:05d}.bin", part, self.num_parts, _KEY
+            )
             for shard in range(self.num_shards)
         ]
         report(sum(section.nbytes for section in sections))
-        records = np.concatenate(sections)
         shards = np.repeat(np.arange(self.num_shards), [len(section) for section in sections])
+        records = np.concatenate(sections)
+        sections.clear()
         order = np.lexsort((records["document"], shards, records["low"], records["high"]))
         high, low = records["high"][order], records["low"][order]
         again = np.zeros(len(order), dtype=bool)
         again[1:] = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
         found = np.sort(order[again])
-        documents = np.ascontiguousarray(records["document"][found])
-        return _write_sections(
-            self.folder, f"duplicates-{part:05d}", documents, shards[found], self.num_shards
-        )
+        path = self.folder / f"duplicates-of-{self.num_parts}-{part:05d}.bin"
+        with atomic_write(path) as file:
+            _write_sections(file, records["document"][found], shards[found], self.num_shards)
+        return Done(files=[path.name], result={})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -130,18 +158,19 @@ class _DropDuplicates:
     """Writes a shard without its duplicates."""
 
     folder: Path
+    num_parts: int
     keep_dropped: bool
 
-    def __call__(self, shards: tuple[Shard, Shard], report: Report) -> Done:
-        before, after = shards
-        duplicates: set[int] = set()
-        for part in range(before.total):
-            path = self.folder / f"duplicates-{part:05d}.bin"
-            duplicates.update(_read_section(path, before.number, np.dtype("<u8")).tolist())
+    def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
+        before, after, documents = task_input
+        is_duplicate = np.zeros(documents, bool)
+        for part in range(self.num_parts):
+            path = self.folder / f"duplicates-of-{self.num_parts}-{part:05d}.bin"
+            is_duplicate[_read_section(path, before.number, before.total, _DOCUMENT)] = True
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
             for number, line in enumerate(read_lines(before, on_read=report)):
                 document = from_json_line(line)
-                if number in duplicates:
+                if is_duplicate[number]:
                     out.drop(document, "exact_duplicate", "seen before")
                 else:
                     out.keep_line(line, text_bytes(document.text))
@@ -149,23 +178,22 @@ class _DropDuplicates:
 
 
 def _write_sections(
-    folder: Path, name: str, values: npt.NDArray[Any], parts: npt.NDArray[np.int64], num_parts: int
-) -> Done:
-    """Writes values grouped by part, behind int64: number of parts, first value of each, number of values."""
-    head = np.zeros(num_parts + 2, dtype="<i8")
-    head[0] = num_parts
-    np.cumsum(np.bincount(parts, minlength=num_parts), out=head[2:])
-    path = folder / f"{name}.bin"
-    with atomic_write(path) as file:
-        file.write(head.tobytes())
-        file.write(values[np.argsort(parts, kind="stable")].tobytes())
-    return Done(files=[path.name], result={})
+    file: IO[bytes], values: npt.NDArray[Any], parts: npt.NDArray[np.int64], num_parts: int
+) -> None:
+    """Writes a block: values grouped by part, behind int64: first value of each, number of values."""
+    head = np.zeros(num_parts + 1, dtype="<i8")
+    np.cumsum(np.bincount(parts, minlength=num_parts), out=head[1:])
+    file.write(head.tobytes())
+    file.write(values[np.argsort(parts, kind="stable")].tobytes())
 
 
-def _read_section(path: Path, part: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def _read_section(path: Path, part: int, num_parts: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The values of a part in all blocks of a file."""
+    found = [np.zeros(0, dtype)]
     with path.open("rb") as file:
-        num_parts = int(np.frombuffer(file.read(8), dtype="<i8")[0])
-        file.seek(8 * (1 + part))
-        begin, end = np.frombuffer(file.read(16), dtype="<i8").tolist()
-        file.seek(8 * (num_parts + 2) + begin * dtype.itemsize)
-        return np.frombuffer(file.read((end - begin) * dtype.itemsize), dtype=dtype)
+        while head := file.read(8 * (num_parts + 1)):
+            begin, end, total = np.frombuffer(head, "<i8")[[part, part + 1, -1]].tolist()
+            file.seek(begin * dtype.itemsize, os.SEEK_CUR)
+            found.append(np.frombuffer(file.read((end - begin) * dtype.itemsize), dtype))
+            file.seek((total - end) * dtype.itemsize, os.SEEK_CUR)
+    return np.concatenate(found)

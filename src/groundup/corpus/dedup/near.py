@@ -2,17 +2,21 @@
 
 import dataclasses
 import itertools
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from groundup.core.concatenate import append_range
 from groundup.core.config import config
 from groundup.core.config_class import PositiveFloat
 from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
 from groundup.core.log import logger
-from groundup.corpus.dedup.clusters import BandFile, Keep, choose_kept, find_clusters
+from groundup.corpus.dedup.clusters import BLOCK, BandFile, Keep, find_clusters, keep_longest
 from groundup.corpus.dedup.minhash import MinHash
 from groundup.corpus.document import from_json_line, text_bytes
 from groundup.corpus.shard import Shard, read_lines, write_shard
@@ -20,7 +24,8 @@ from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
 _GIGABYTE = 1 << 30
 _SHOWN_SIMILARITIES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_BATCH = 4096  # signatures whose bands are hashed at once
+_BATCH_CHARACTERS = 1 << 20  # of texts that are held and hashed at once
+_WRITTEN_AT_ONCE = 1 << 20
 
 
 @config
@@ -82,19 +87,44 @@ class _WriteBands:
     minhash: MinHash
 
     def __call__(self, shard: Shard, report: Report) -> Done:
-        bands, _ = self.minhash.banding
-        hashes = [np.zeros((0, bands), np.uint64)]
-        lengths: list[int] = []
-        texts = (from_json_line(line).text for line in read_lines(shard, on_read=report))
-        while batch := list(itertools.islice(texts, _BATCH)):
-            hashes.append(self.minhash.bands_of(batch))
-            lengths += map(text_bytes, batch)
         paths = [self.folder / f"{kind}-{shard.number:05d}.bin" for kind in ("bands", "lengths")]
-        with atomic_write(paths[0]) as file:
-            BandFile.write(file, np.concatenate(hashes))
-        with atomic_write(paths[1]) as file:
-            file.write(np.array(lengths, "<i8").tobytes())
+        texts = (from_json_line(line).text for line in read_lines(shard, on_read=report))
+        with atomic_write(paths[0]) as bands_file, atomic_write(paths[1]) as lengths_file:
+            for block in _blocks(self._hash(texts, lengths_file)):
+                BandFile.write(bands_file, block)
         return Done(files=[path.name for path in paths], result={})
+
+    def _hash(self, texts: Iterator[str], lengths_file: IO[bytes]) -> Iterator[npt.NDArray[np.uint64]]:
+        for batch in _batches(texts):
+            lengths_file.write(np.array([text_bytes(text) for text in batch], "<i8").tobytes())
+            yield self.minhash.bands_of(batch)
+
+
+def _blocks(parts: Iterator[npt.NDArray[np.uint64]]) -> Iterator[npt.NDArray[np.uint64]]:
+    """Cuts what comes in parts of at most ``BLOCK`` rows into blocks of so many, but for the last."""
+    waiting: list[npt.NDArray[np.uint64]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(map(len, waiting)) >= BLOCK:
+            joined = np.concatenate(waiting)
+            yield joined[:BLOCK]
+            waiting = [joined[BLOCK:]]
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
+    """Yields texts in lists that hold about as many characters at most, but for a longer text."""
+    batch: list[str] = []
+    characters = 0
+    for text in texts:
+        batch.append(text)
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS or len(batch) == BLOCK:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,19 +137,22 @@ class _FindClusters:
     def __call__(self, names: tuple[str, ...], report: Report) -> Done:
         bands, _ = self.stage.minhash.banding
         files = [BandFile(self.folder / f"{name}.bin", bands) for name in names]
-        first_path, kept_path = self.folder / "clusters-first.tmp", self.folder / "clusters-00000.bin"
         memory_bytes = int(self.stage.memory_gigabytes * _GIGABYTE)
-        first = find_clusters(files, bands, first_path, memory_bytes=memory_bytes, on_read=report)
-        lengths = None
-        if self.stage.keep == "longest":
-            paths = (self.folder / name.replace("bands", "lengths") for name in names)
-            lengths = np.concatenate(
-                [np.fromfile(path.with_name(f"{path.name}.bin"), "<i8") for path in paths]
-            )
-        with atomic_write(kept_path) as file:
-            file.write(np.ascontiguousarray(choose_kept(first, lengths), "<i8").data)
-        del first
-        first_path.unlink()
+        with tempfile.TemporaryDirectory(dir=self.folder, prefix=".clusters-") as folder:
+            scratch = Path(folder)
+            first = find_clusters(files, bands, scratch / "first", memory_bytes=memory_bytes, on_read=report)
+            if self.stage.keep == "longest" and len(first):
+                with (scratch / "lengths").open("wb") as all_lengths:
+                    for name in names:
+                        append_range(all_lengths, self.folder / f"{name.replace('bands', 'lengths')}.bin")
+                lengths = np.memmap(scratch / "lengths", "<i8", "r")
+                longest = np.memmap(scratch / "longest", np.int64, "w+", shape=first.shape)
+                keep_longest(first, lengths, longest)
+            kept_path = self.folder / "clusters-00000.bin"
+            with atomic_write(kept_path) as file:
+                for begin in range(0, len(first), _WRITTEN_AT_ONCE):
+                    part = first[begin : begin + _WRITTEN_AT_ONCE]
+                    file.write(np.ascontiguousarray(part, "<i8").data)
         return Done(files=[kept_path.name], result={})
 
 
@@ -132,12 +165,13 @@ class _DropNearDuplicates:
 
     def __call__(self, task_input: tuple[Shard, Shard, int], report: Report) -> Done:
         before, after, first = task_input
-        kept = np.memmap(self.folder / "clusters-00000.bin", "<i8", "r")
+        sizes = np.fromfile(self.folder / f"lengths-{before.number:05d}.bin", "<i8")
+        kept = np.fromfile(self.folder / "clusters-00000.bin", "<i8", len(sizes), offset=8 * first)
+        is_kept = kept == np.arange(first, first + len(kept))
         with write_shard(after, keep_dropped=self.keep_dropped) as out:
-            for number, line in enumerate(read_lines(before, on_read=report), first):
-                document = from_json_line(line)
-                if kept[number] != number:
-                    out.drop(document, "near_duplicate", "much the same as another")
+            for line, stays, size in zip(read_lines(before, on_read=report), is_kept, sizes, strict=True):
+                if stays:
+                    out.keep_line(line, int(size))
                 else:
-                    out.keep_line(line, text_bytes(document.text))
+                    out.drop(from_json_line(line), "near_duplicate", "much the same as another")
         return out.done()

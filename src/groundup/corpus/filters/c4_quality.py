@@ -1,7 +1,9 @@
 """Removes lines that are no sentences, and drops pages that are none, by the rules of C4."""
 
 import dataclasses
+import itertools
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from groundup.core.config import config
@@ -63,20 +65,30 @@ class C4Quality:
             return Drop("lorem ipsum")
         if self.citations and "[" in text:
             text = _CITATION.sub("", text)
-        text = "\n".join(line for line in map(str.strip, text.split("\n")) if self._keeps(line))
-        if self.min_sentences and len(_SENTENCE_END.findall(text)) < self.min_sentences:
+        lower = text.lower()  # a mark that is not in the text is in no line
+        marks = [mark for mark in self._marks if mark in lower]
+        text = "\n".join(line for line in map(str.strip, text.split("\n")) if self._keeps(line, marks))
+        if (
+            sum(1 for _ in itertools.islice(_SENTENCE_END.finditer(text), self.min_sentences))
+            < self.min_sentences
+        ):
             return Drop("too few sentences")
         return document if text == document.text else dataclasses.replace(document, text=text)
 
-    def _keeps(self, line: str) -> bool:
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        """A line with one of them is removed."""
+        return (*(("javascript",) if self.javascript else ()), *(_POLICIES if self.policies else ()))
+
+    def _keeps(self, line: str, marks: Sequence[str]) -> bool:
         if self.terminal_punctuation and (not line.endswith(_ENDS) or line.endswith("...")):
             return False
-        words = line.split()
-        if len(words) < self.min_words_per_line:
+        if (
+            self.min_words_per_line
+            and len(line.split(None, self.min_words_per_line)) < self.min_words_per_line
+        ):
             return False
-        if len(line) > self.max_word_characters and max(map(len, words)) > self.max_word_characters:
+        if len(line) > self.max_word_characters and max(map(len, line.split())) > self.max_word_characters:
             return False
-        lower = line.lower()
-        if self.javascript and "javascript" in lower:
-            return False
-        return not (self.policies and any(policy in lower for policy in _POLICIES))
+        lower = line.lower() if marks else ""
+        return not any(mark in lower for mark in marks)

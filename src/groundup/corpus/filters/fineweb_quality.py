@@ -6,6 +6,7 @@ from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, Positive, Ratio
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.split_words import split_words
 
 _ENDS = (".", "?", "!", '"', "'", "”", "’", "。", "？", "！", "…")
 
@@ -54,6 +55,6 @@ class FineWebQuality:
         characters = sum(map(len, lines))
         if characters - sum(map(len, set(lines))) > self.max_duplicate_line_characters * characters:
             return Drop("characters in duplicate lines")
-        if document.text.count("\n") > self.max_lines_per_word * len(document.text.split()):
+        if document.text.count("\n") > self.max_lines_per_word * len(split_words(document.text)):
             return Drop("too many lines")
         return document

@@ -1,11 +1,15 @@
 """Drops texts by the quality rules of MassiveText (Gopher)."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive, Ratio
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.split_words import split_words
+
+_WORDS_AT_ONCE = 64
 
 _REASONS = Literal[
     "too few words",
@@ -59,7 +63,7 @@ class GopherQuality:
         return Drop(reason) if reason else document
 
     def _of_words(self, text: str) -> _REASONS | None:
-        words = text.split()
+        words = split_words(text)
         count = len(words)
         if count < max(self.min_words, 1):
             return "too few words"
@@ -73,15 +77,19 @@ class GopherQuality:
         ellipses = text.count("...") + text.count("…")
         if max(text.count("#"), ellipses) > self.max_symbols_per_word * count:
             return "too many symbols"
-        alphabetic = sum(word.isalpha() or any(map(str.isalpha, word)) for word in words)
-        if alphabetic < self.min_alphabetic_words * count:
+        if not _has_alphabetic(words, self.min_alphabetic_words * count):
             return "too few alphabetic words"
-        if (
-            self.min_stop_words
-            and len(set(self.stop_words).intersection(map(str.lower, words))) < self.min_stop_words
-        ):
+        if not self._has_stop_words(words):
             return "too few stop words"
         return None
+
+    def _has_stop_words(self, words: Sequence[str]) -> bool:
+        wanted, found = set(self.stop_words), set[str]()
+        for begin in range(0, len(words), _WORDS_AT_ONCE):  # the first of them have enough as a rule
+            if len(found) >= self.min_stop_words:
+                break
+            found |= wanted.intersection(map(str.lower, words[begin : begin + _WORDS_AT_ONCE]))
+        return len(found) >= self.min_stop_words
 
     def _of_lines(self, text: str) -> _REASONS | None:
         lines = [line.strip() for line in text.split("\n")]
@@ -91,3 +99,10 @@ class GopherQuality:
         if sum(line.endswith(("...", "…")) for line in lines) > self.max_ellipsis_lines * len(lines):
             return "too many ellipses"
         return None
+
+
+def _has_alphabetic(words: Sequence[str], at_least: float) -> bool:
+    """Whether so many words hold a letter."""
+    if sum(map(str.isalpha, words)) >= at_least:  # quick, and true of most prose
+        return True
+    return sum(word.isalpha() or any(map(str.isalpha, word)) for word in words) >= at_least

@@ -1,8 +1,8 @@
 """Drops texts that repeat themselves, by the rules of MassiveText (Gopher)."""
 
 import dataclasses
-import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,10 +12,8 @@ from groundup.core.config import config
 from groundup.core.config_class import Ratio
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.split_words import split_words
 from groundup.corpus.window_hashes import window_hashes
-
-_PARAGRAPHS = re.compile(r"\n{2,}")
-_LINES = re.compile(r"\n+")
 
 _REASONS = Literal[
     "duplicate lines",
@@ -66,12 +64,12 @@ class GopherRepetition:
 
     def _of_lines(self, text: str) -> _REASONS | None:
         text = text.strip()
-        parts, characters = _duplicates(_PARAGRAPHS.split(text))
+        parts, characters = _duplicates([part.lstrip("\n") for part in text.split("\n\n")])
         if parts > self.max_duplicate_paragraphs:
             return "duplicate paragraphs"
         if characters > self.max_duplicate_paragraph_characters:
             return "characters in duplicate paragraphs"
-        parts, characters = _duplicates(_LINES.split(text))
+        parts, characters = _duplicates(text.split("\n"))
         if parts > self.max_duplicate_lines:
             return "duplicate lines"
         if characters > self.max_duplicate_line_characters:
@@ -79,19 +77,17 @@ class GopherRepetition:
         return None
 
     def _of_ngrams(self, text: str) -> _REASONS | None:
-        words = text.split()
+        words = split_words(text)
         if not words:
             return None
-        known: dict[str, int] = {}
-        numbers = np.array([known.setdefault(word, len(known)) for word in words], np.uint64)
-        lengths = np.fromiter(map(len, words), np.int64, len(words))
-        total = int(lengths.sum())
+        ngrams = _Ngrams(words)
+        total = int(ngrams.lengths.sum())
         for n, bound in self.max_top_ngram_characters.items():
-            if _top_ngram_characters(_ngrams(numbers, n), lengths, n) > bound * total:
+            if ngrams.top_characters(n, bound * total) > bound * total:
                 return "characters in the most frequent n-gram"
         smallest = min(self.max_duplicate_ngram_characters.values(), default=1.0)
         for n, bound in sorted(self.max_duplicate_ngram_characters.items()):
-            covered = _duplicate_ngram_characters(_ngrams(numbers, n), lengths, n)
+            covered = ngrams.duplicate_characters(n, smallest * total)
             if covered > bound * total:
                 return "characters in duplicate n-grams"
             if covered <= smallest * total:
@@ -100,40 +96,62 @@ class GopherRepetition:
 
 
 def _duplicates(pieces: list[str]) -> tuple[float, float]:
-    """The part of the pieces, and of their characters, that stood before."""
-    seen = Counter(pieces)
-    if len(seen) == len(pieces):
+    """The part of the pieces that are not empty, and of their characters, that stood before."""
+    pieces = list(filter(None, pieces))
+    if len(set(pieces)) == len(pieces):
         return 0.0, 0.0
+    seen = Counter(pieces)
     repeated = sum((count - 1) * len(piece) for piece, count in seen.items())
     return 1 - len(seen) / len(pieces), repeated / max(1, sum(map(len, pieces)))
 
 
-def _ngrams(numbers: npt.NDArray[np.uint64], n: int) -> npt.NDArray[np.int64]:
-    """For each position, the number of the first position at which its n-gram stands."""
-    count = len(numbers) - n + 1
-    if count <= 1:
-        return np.arange(max(count, 0))
-    hashes = window_hashes(numbers, n)  # 64 bits for at most some million n-grams of a text
-    _, first, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-    return first[inverse]
+class _Ngrams:
+    """The n-grams of a text. What is below a bound by a rough estimate is not counted exactly."""
 
+    def __init__(self, words: Sequence[str]) -> None:
+        number_of = dict(zip(words, range(len(words)), strict=True))  # equal words have one number
+        self._numbers = np.fromiter(map(number_of.__getitem__, words), np.uint64, len(words))
+        self.lengths = np.fromiter(map(len, words), np.int64, len(words))
+        self._longest = int(self.lengths.max())
+        self._hashes: dict[int, npt.NDArray[np.uint64]] = {}
 
-def _top_ngram_characters(first: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], n: int) -> int:
-    if not len(first):
-        return 0
-    counts = np.bincount(first)
-    top = int(counts.max())
-    if top == 1:
-        return 0
-    sums = np.convolve(lengths, np.ones(n, np.int64), "valid")
-    return top * int(sums[: len(counts)][counts == top].max())
+    def top_characters(self, n: int, bound: float) -> int:
+        """Characters that the most frequent n-gram has everywhere; 0 if surely not above a bound."""
+        _, most = self._repeats(n)
+        if most <= 1 or most * n * self._longest <= bound:
+            return 0
+        counts = np.bincount(self._first(n))
+        sums = np.convolve(self.lengths, np.ones(n, np.int64), "valid")
+        return most * int(sums[: len(counts)][counts == most].max())
 
+    def duplicate_characters(self, n: int, bound: float) -> int:
+        """Characters of the words in duplicate n-grams; 0 if they are surely not above a bound."""
+        repeats, _ = self._repeats(n)
+        if not repeats or repeats * n * self._longest <= bound:
+            return 0
+        first = self._first(n)
+        places = np.flatnonzero(first < np.arange(len(first)))
+        change = np.zeros(len(self.lengths) + 1, np.int64)
+        change[places] += 1
+        change[places + n] -= 1
+        return int(self.lengths[np.cumsum(change[:-1]) > 0].sum())
 
-def _duplicate_ngram_characters(first: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], n: int) -> int:
-    repeats = np.flatnonzero(first < np.arange(len(first)))
-    if not len(repeats):
-        return 0
-    change = np.zeros(len(lengths) + 1, np.int64)
-    change[repeats] += 1
-    change[repeats + n] -= 1
-    return int(lengths[np.cumsum(change[:-1]) > 0].sum())
+    def _repeats(self, n: int) -> tuple[int, int]:
+        """How many n-grams stood before, and how often the most frequent one stands."""
+        hashes = np.sort(self._hashes_of(n))
+        if not len(hashes):
+            return 0, 0
+        begins = np.flatnonzero(hashes[1:] != hashes[:-1]) + 1
+        return len(hashes) - 1 - len(begins), int(np.diff(begins, prepend=0, append=len(hashes)).max())
+
+    def _first(self, n: int) -> npt.NDArray[np.int64]:
+        """For each position, the number of the first position at which its n-gram stands."""
+        _, first, inverse = np.unique(self._hashes_of(n), return_index=True, return_inverse=True)
+        return first[inverse]
+
+    def _hashes_of(self, n: int) -> npt.NDArray[np.uint64]:
+        """64 bits for at most some million n-grams of a text."""
+        if n not in self._hashes:
+            count = len(self._numbers) - n + 1
+            self._hashes[n] = window_hashes(self._numbers, n) if count > 0 else self._numbers[:0]
+        return self._hashes[n]

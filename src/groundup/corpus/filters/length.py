@@ -2,15 +2,17 @@
 
 import functools
 from pathlib import Path
-from typing import Literal
-
-import tokenizers
+from typing import TYPE_CHECKING, Literal
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, Positive
 from groundup.core.errors import ConfigError
 from groundup.corpus.document import Document
 from groundup.corpus.filter import Drop
+from groundup.corpus.split_words import split_words
+
+if TYPE_CHECKING:
+    import tokenizers
 
 _CHARACTERS_PER_TOKEN = 16
 """A prefix of so many times the smallest length shows that a long text is long enough."""
@@ -59,7 +61,7 @@ class Length:
         if self.max_characters is not None and len(text) > self.max_characters:
             return Drop("too long")
         if self.min_words or self.max_words is not None:
-            words = len(text.split())
+            words = len(split_words(text))
             if words < self.min_words:
                 return Drop("too short")
             if self.max_words is not None and words > self.max_words:
@@ -80,13 +82,15 @@ class Length:
         return Drop("too long") if self.max_tokens is not None and count > self.max_tokens else document
 
 
-def _count(tokenizer: tokenizers.Tokenizer, text: str) -> int:
+def _count(tokenizer: "tokenizers.Tokenizer", text: str) -> int:
     return len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 @functools.cache
-def _load(folder: Path) -> tokenizers.Tokenizer:
+def _load(folder: Path) -> "tokenizers.Tokenizer":
     """Loads a tokenizer once in each process, for counting alone."""
+    import tokenizers  # here: processes are not forked from one that has loaded it
+
     whole, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
     try:
         if whole.is_file():

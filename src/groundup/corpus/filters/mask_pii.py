@@ -17,6 +17,9 @@ _PHONE = re.compile(
     r"(?<![\w+.-])(?:\+\d{1,3}[ .-]?(?:\(\d{1,4}\)[ .-]?)?\d{1,4}(?:[ .-]?\d{2,4}){2,4}"
     r"|\(\d{3}\) ?\d{3}[ .-]\d{4}|\d{3}[.-]\d{3}[.-]\d{4})(?![\w-]|\.\d)"
 )
+# A part of every address and number: looking for it alone takes a tenth of the time.
+_WITHIN_IPV4 = re.compile(r"\.\d{1,3}\.\d")
+_WITHIN_PHONE = re.compile(r"[-. ]\d{4}")
 
 
 @config
@@ -51,10 +54,11 @@ class MaskPii:
         if self.email and "@" in text:
             text = _EMAIL.sub(lambda found: self.email_mask, text)
         if self.ip:
-            text = _IPV4.sub(lambda found: _masked(found[0], self.ipv4_mask), text)
+            if _WITHIN_IPV4.search(text):
+                text = _IPV4.sub(lambda found: _masked(found[0], self.ipv4_mask), text)
             if "::" in text or text.count(":") >= 7:
                 text = _IPV6.sub(lambda found: _masked(found[0], self.ipv6_mask), text)
-        if self.phone:
+        if self.phone and ("+" in text or _WITHIN_PHONE.search(text)):
             text = _PHONE.sub(lambda found: self.phone_mask, text)
         return document if text == document.text else dataclasses.replace(document, text=text)
 

@@ -3,14 +3,17 @@
 import abc
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self, TypeVar
 
 from groundup.checkpoint.lazy import LoadedModel, require_finite_loss
 from groundup.core.errors import DataError
 from groundup.core.progress import Progress
 from groundup.eval.scoring import Request, Score, loglikelihood
+from groundup.eval.text_requests import UnscorableError
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,15 +65,19 @@ class Results:
         standard_errors: Of the figures that are means over items.
         items: One by one, where the task has items.
         num_truncated: Items whose context was cut at its beginning to fit the model's.
+        skipped: Place of each item that the model cannot score -> why; these count nowhere.
     """
 
     figures: Mapping[str, float | int]
     standard_errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     items: Sequence[Item] = ()
     num_truncated: int = 0
+    skipped: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def summarise(items: Sequence[Item], figures: Mapping[str, Figure], /, **counts: int) -> Results:
+def summarise(
+    items: Sequence[Item], figures: Mapping[str, Figure], skipped: Mapping[str, str], /, **counts: int
+) -> Results:
     """Averages the values of items; ``counts`` are figures of their own.
 
     The standard error of a mean is the sample's standard deviation over sqrt(n); that of exp(mean) is this
@@ -88,7 +95,9 @@ def summarise(items: Sequence[Item], figures: Mapping[str, Figure], /, **counts:
         found[name] = math.exp(min(700.0, mean)) if figure.exponential else mean
         errors[name] = math.sqrt(spread / len(values)) * (found[name] if figure.exponential else 1)
     truncated = sum(any(score.num_truncated for score in item.scores) for item in items)
-    return Results(figures=found, standard_errors=errors, items=items, num_truncated=truncated)
+    return Results(
+        figures=found, standard_errors=errors, items=items, num_truncated=truncated, skipped=skipped
+    )
 
 
 class EvaluationTask(abc.ABC):
@@ -142,6 +151,33 @@ class EvaluationTask(abc.ABC):
                 )
             found += matches
         return found
+
+
+def scorable(
+    items: Iterable[T], ask: Callable[[T], Sequence[Request]]
+) -> tuple[list[T], list[Request], dict[str, str]]:
+    """Separates the items that the model can score from those that it cannot.
+
+    Returns:
+        The former, their requests in order, and of the others the place and why.
+
+    Raises:
+        DataError: It can score none.
+    """
+    kept: list[T] = []
+    requests: list[Request] = []
+    skipped: dict[str, str] = {}
+    for item in items:
+        try:
+            requests += ask(item)
+        except UnscorableError as error:
+            skipped[error.where] = error.what
+        else:
+            kept.append(item)
+    if skipped and not kept:
+        where, why = next(iter(skipped.items()))
+        raise DataError(f"the model can score none of {len(skipped):,} items; here {why}", where=where)
+    return kept, requests, skipped
 
 
 def score_items(

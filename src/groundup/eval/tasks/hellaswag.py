@@ -20,6 +20,7 @@ class HellaSwag(MultipleChoice):
         prompt: "lm-eval" cleans the text up and names the activity; "plain" takes it as it stands.
     """
 
+    fields: ClassVar = "ctx_a, ctx_b and activity_label, or ctx; endings, label"
     patterns: ClassVar = ("*hellaswag*val*.json*", "*hellaswag*.json*")
 
     kind: Literal["hellaswag"] = "hellaswag"

@@ -23,6 +23,7 @@ from groundup.eval.tasks.evaluation_task import (
     Figure,
     Item,
     Results,
+    scorable,
     score_items,
     summarise,
 )
@@ -81,14 +82,16 @@ class Lambada(EvaluationTask):
                 where=", ".join(map(str, files)),
                 fix="Name a file or folder with passages.",
             )
-        requests = [text_request(loaded, context, word, where=where) for where, context, word in passages]
+        passages, requests, skipped = scorable(
+            passages, lambda passage: [text_request(loaded, *passage[1:], where=passage[0])]
+        )
         stop_ids = _ids_of_stop_words(loaded.tokenizer)
         scores = score_items(loaded, requests, batch_size=self.batch_size, banned_ids=stop_ids)
         items = [
             _judge(loaded.tokenizer, *passage, score) for passage, score in zip(passages, scores, strict=True)
         ]
         right = sum(score.is_greedy for score in scores)
-        return summarise(items, self.figures, right=right, passages=len(items))
+        return summarise(items, self.figures, skipped, right=right, passages=len(items))
 
     def _passages(self, files: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
         """Yields place, context and last word, with the blank before it."""

@@ -1,7 +1,7 @@
 """MMLU: exams of 57 subjects (Hendrycks et al. 2020, arXiv:2009.03300), from the authors' CSV files."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -20,11 +20,21 @@ class Mmlu(MultipleChoice):
     The subject is the file's name before ``_test``; ``fewshot_data`` is the folder of ``*_dev.csv``.
     """
 
-    patterns: ClassVar = ()  # a folder of one file a subject
+    patterns: ClassVar = ("test/*_test.csv", "*_test.csv")
+    fields: ClassVar = "six columns without a header: question, four choices, letter"
     columns: ClassVar = ("question", *_LETTERS, "answer")
     figures: ClassVar = ONLY_ACCURACY
 
     kind: Literal["mmlu"] = "mmlu"
+
+    @classmethod
+    def find_files(cls, data: Sequence[Path]) -> list[Path]:
+        """Returns files, and folders of one file a subject: those called ``test`` below, or else itself."""
+        return [
+            folder
+            for path in data
+            for folder in sorted({file.parent for file in path.rglob("test/*_test.csv")}) or [path]
+        ]
 
     def questions(self, path: Path) -> Iterator[Question]:
         """Reads a file of one subject, or the files of a folder."""

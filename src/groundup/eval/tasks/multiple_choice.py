@@ -15,17 +15,20 @@ from typing import ClassVar
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.config_class import NotNegative, config
 from groundup.core.errors import DataError
-from groundup.eval.scoring import Score
-from groundup.eval.task_records import Record, read_records
+from groundup.eval.scoring import Request, Score
+from groundup.eval.task_records import MissingFieldError, Record, read_records
 from groundup.eval.tasks.evaluation_task import (
     EvaluationTask,
     Figure,
     Item,
     Results,
+    scorable,
     score_items,
     summarise,
 )
 from groundup.eval.text_requests import text_request
+
+_OFFICIAL_FORMAT = "Name a file of this task in its official format: see docs/guides/evaluation.md."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,15 @@ class Question:
     choices: Sequence[str]
     label: int
     subject: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuses an item that leaves no choice."""
+        if len(self.choices) < 2:
+            raise DataError(
+                f"the item has {len(self.choices)} choices, and needs two or more",
+                where=self.where,
+                fix="Mend the item.",
+            )
 
     def solved(self) -> str:
         """Returns the text with the right choice, as a few-shot example."""
@@ -88,6 +100,8 @@ class MultipleChoice(EvaluationTask):
         "items": Figure(),
     }
     columns: ClassVar[Sequence[str]] = ()
+    fields: ClassVar[str]
+    """Those of an item, for messages."""
 
     num_fewshot: NotNegative = 0
     fewshot_data: str = ""
@@ -120,24 +134,30 @@ class MultipleChoice(EvaluationTask):
         """Returns the share of questions whose right choice scores best, by each way to compare them."""
         files = self.find_files(data)
         found = itertools.chain.from_iterable(map(self.questions, files))
-        questions = list(itertools.islice(found, self.limit or None))
+        try:
+            questions = list(itertools.islice(found, self.limit or None))
+        except MissingFieldError as error:
+            what = f"{error.what}; this task reads {self.fields}"
+            raise DataError(what, where=error.where, fix=_OFFICIAL_FORMAT) from None
         if not questions:
             raise DataError(
                 "there is no item in it", where=", ".join(map(str, files)), fix="Name a file with items."
             )
         preambles = {subject: self.preamble(subject) for subject in {q.subject for q in questions}}
-        requests = [
-            text_request(loaded, preambles[question.subject] + context, continuation, where=question.where)
-            for question in questions
-            for context, continuation in zip(question.contexts, question.continuations, strict=True)
-        ]
+
+        def ask_all(question: Question) -> list[Request]:
+            before = preambles[question.subject]
+            pairs = zip(question.contexts, question.continuations, strict=True)
+            return [text_request(loaded, before + one, other, where=question.where) for one, other in pairs]
+
+        questions, requests, skipped = scorable(questions, ask_all)
         scores = iter(score_items(loaded, requests, batch_size=self.batch_size))
         names = [name for name in self.figures if name != "items"]
         items = [
             _judge(question, list(itertools.islice(scores, len(question.choices))), names)
             for question in questions
         ]
-        return summarise(items, self.figures, items=len(items))
+        return summarise(items, self.figures, skipped, items=len(items))
 
 
 def _judge(question: Question, scores: Sequence[Score], names: Sequence[str]) -> Item:

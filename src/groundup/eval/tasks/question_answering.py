@@ -19,6 +19,7 @@ from groundup.eval.tasks.multiple_choice import ONLY_ACCURACY, MultipleChoice, Q
 class Piqa(MultipleChoice):
     """Asks which of two ways reaches a goal; labels may lie in the official file beside."""
 
+    fields: ClassVar = "goal, sol1, sol2, label"
     patterns: ClassVar = ("*piqa*val*.json*", "piqa/val*.json*")
 
     kind: Literal["piqa"] = "piqa"
@@ -66,6 +67,7 @@ def _stem_of(record: Record) -> Record:
 class ArcEasy(MultipleChoice):
     """Asks questions of natural science that simple methods answer."""
 
+    fields: ClassVar = "question (with stem, choices) or question, choices; answerKey"
     patterns: ClassVar[Sequence[str]] = ("*ARC-Easy*Test*.json*", "*arc_easy*.json*")
 
     kind: Literal["arc_easy"] = "arc_easy"
@@ -81,6 +83,7 @@ class ArcEasy(MultipleChoice):
 class ArcChallenge(MultipleChoice):
     """Asks questions of natural science that simple methods fail."""
 
+    fields: ClassVar = "question (with stem, choices) or question, choices; answerKey"
     patterns: ClassVar = ("*ARC-Challenge*Test*.json*", "*arc_challenge*.json*")
 
     kind: Literal["arc_challenge"] = "arc_challenge"
@@ -94,6 +97,7 @@ class ArcChallenge(MultipleChoice):
 class OpenBookQa(MultipleChoice):
     """Asks questions of elementary science; the model completes the stem."""
 
+    fields: ClassVar = "question (with stem, choices) or question_stem, choices; answerKey"
     patterns: ClassVar = ("*openbookqa*test*.json*", "*OpenBookQA*/**/test*.json*")
 
     kind: Literal["openbookqa"] = "openbookqa"
@@ -109,6 +113,7 @@ class OpenBookQa(MultipleChoice):
 class BoolQ(MultipleChoice):
     """Asks questions of yes or no about a passage."""
 
+    fields: ClassVar = "passage, question, answer or label"
     patterns: ClassVar = (
         "*boolq*val*.json*",
         "*boolq*dev*.json*",
@@ -131,6 +136,7 @@ class BoolQ(MultipleChoice):
 class SciQ(MultipleChoice):
     """Asks questions of science with the passage that supports the answer."""
 
+    fields: ClassVar = "support, question, distractor1 to 3, correct_answer"
     patterns: ClassVar = ("*sciq*test*.json*", "*SciQ*/**/test*.json*")
 
     kind: Literal["sciq"] = "sciq"
@@ -146,6 +152,7 @@ class SciQ(MultipleChoice):
 class WinoGrande(MultipleChoice):
     """Asks which of two words fills the blank: that after which the rest of the sentence is more probable."""
 
+    fields: ClassVar = "sentence, option1, option2, answer"
     patterns: ClassVar = ("*winogrande*val*.json*", "*winogrande*dev*.json*", "*winogrande*/**/dev.json*")
     figures: ClassVar = ONLY_ACCURACY
 

@@ -20,6 +20,7 @@ _JSON = (
 class StoryCloze(MultipleChoice):
     """Asks which of two sentences ends a story."""
 
+    fields: ClassVar = "InputSentence1 to 4, RandomFifthSentenceQuiz1 and 2, AnswerRightEnding"
     patterns: ClassVar = ("*cloze*test*.*", "*cloze*val*.*", "*cloze*.*")
     figures: ClassVar = ONLY_ACCURACY
 

@@ -63,6 +63,12 @@ class WikiText(EvaluationTask):
                 fix="Name one.",
             )
         text = _read(files[0])
+        if text.lstrip()[:1] in ("{", "["):
+            raise DataError(
+                "holds JSON, and wikitext reads a plain text, WikiText's",
+                where=files[0],
+                fix="Name wiki.test.tokens; --tasks perplexity reads JSON Lines.",
+            )
         num_words = len(text.strip().split(" "))
         tokens = loaded.tokenizer.encode_array(detokenize_wikitext(text) if self.detokenize else text)
         if num_words < 2:
