@@ -65,8 +65,8 @@ def test_a_layout_of_several_ranks_gives_the_same_answers(layout: str, tmp_path:
         connection.request("PUT", "/api", json.dumps(body))
         answer = json.load(connection.getresponse())
         process.terminate()
-        process.communicate(timeout=120)
-        assert process.returncode == 0
+        _, log = process.communicate(timeout=120)
+        assert process.returncode == 0, log
     assert answer["segments"] == expected["segments"]
     for row, other in zip(answer["logprobs"], expected["logprobs"], strict=True):
         assert row == pytest.approx(other, abs=1e-3)

@@ -113,8 +113,14 @@ def run(
 
     async def main() -> None:
         server = HttpServer(service, on_ready, drain_seconds=drain_seconds)
+        loop = asyncio.get_running_loop()
+
+        def drain(*_: object) -> None:
+            if not loop.is_closed():  # one that comes later changes nothing: the end is near
+                loop.call_soon_threadsafe(server.drain)
+
         for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, server.drain)
+            signal.signal(number, drain)
         await server.run_on(listener)
 
     asyncio.run(main())
