@@ -4,15 +4,16 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import shutil
 import threading
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.pool import ThreadPool
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from groundup.core.errors import ConfigError, DataError, MachineError
-from groundup.core.files import DISK_IS_FULL, atomic_write, checksum, unfinished
+from groundup.core.files import DISK_IS_FULL, checksum, fsync_dir, fsync_file, temporary_path, unfinished
 from groundup.core.log import logger
 
 T = TypeVar("T")
@@ -24,6 +25,7 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 _NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError")
 _HIDDEN_STATUS = (401, 403, 404, 410)  # a store that may not be listed says 403 of what is not there
 _TRANSIENT_STATUS = (408, 425, 429)
+_REMOVALS = 100  # of a folder in which files appear meanwhile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,15 +115,21 @@ class ObjectStore:
             with lock:
                 on_read(size)
 
+        folders: dict[Path, Path] = {}
         try:
+            for path in (download.path for download in downloads):
+                if path.parent not in folders:
+                    folders[path.parent] = temporary_path(path)
+                    folders[path.parent].mkdir(parents=True, exist_ok=True)
             # Its threads are daemons: Ctrl-C need not wait for the requests under way.
             with ThreadPool(max(1, min(connections, len(downloads)))) as pool:
-                for _ in pool.imap_unordered(functools.partial(self._get, on_read=add), downloads):
+                get = functools.partial(self._get, folders=folders, on_read=add)
+                for _ in pool.imap_unordered(get, downloads):
                     pass
         finally:
             for path in (download.path for download in downloads):  # what a killed process has left, too
                 for left in unfinished(path.parent, f"{path.name}."):
-                    left.unlink(missing_ok=True)
+                    _remove(left)
 
     def put(self, path: Path, url: str, *, on_write: Callable[[int], None]) -> None:
         """Uploads a file; ``on_write`` gets the bytes of each part, as ``on_read`` of ``get``."""
@@ -158,23 +166,26 @@ class ObjectStore:
             return None
         return info
 
-    def _get(self, download: Download, on_read: Callable[[int], None]) -> None:
+    def _get(self, download: Download, folders: Mapping[Path, Path], on_read: Callable[[int], None]) -> None:
+        temporary = folders[download.path.parent] / download.path.name
+
         def transfer(url: str) -> None:
             with self._counted(download.size, on_read) as callback:
                 self._filesystem.get_file(url, str(temporary), callback=callback)
                 if (size := temporary.stat().st_size) != download.size:
                     raise OSError(f"{size:,} of {download.size:,} bytes arrived")
 
-        with atomic_write(download.path) as file:
-            temporary = Path(file.name)
-            self.with_retries(transfer, download.url)
-            algorithm = download.checksum.partition(":")[0]
-            if algorithm and checksum(temporary, algorithm=algorithm) != download.checksum:
-                raise DataError(
-                    "what arrived does not have the checksum that is recorded of it",
-                    where=download.url,
-                    fix="Run the command again; if it fails again, the file there is damaged.",
-                )
+        self.with_retries(transfer, download.url)
+        algorithm = download.checksum.partition(":")[0]
+        if algorithm and checksum(temporary, algorithm=algorithm) != download.checksum:
+            raise DataError(
+                "what arrived does not have the checksum that is recorded of it",
+                where=download.url,
+                fix="Run the command again; if it fails again, the file there is damaged.",
+            )
+        fsync_file(temporary)
+        temporary.replace(download.path)
+        fsync_dir(download.path.parent)
 
     @contextlib.contextmanager
     def _counted(self, size: int, on_bytes: Callable[[int], None]) -> Iterator[Any]:
@@ -192,6 +203,15 @@ class ObjectStore:
             on_bytes(-told)
             raise
         on_bytes(size - told)  # not every file system calls back
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder into which threads may write still: when it is gone, they can open nothing more."""
+    for _ in range(_REMOVALS):
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _libraries(url: str) -> tuple[Any, Any, Any]:
