@@ -19,7 +19,7 @@ BUDGETS = {
     "cli": 4950,
     "core": 2500,
     "corpus": 9760,
-    "eval": 3040,
+    "eval": 3050,
     "inference": 2070,
     "launch": 1800,
     "models": 1300,

@@ -106,12 +106,13 @@ def evaluate(
     from groundup.eval.measure import kind_of, measure
     from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
-    from groundup.eval.training_overlap import find_overlap, overlap_tree
+    from groundup.eval.training_overlap import find_overlap, overlap_tree, require_training_data
     from groundup.parallel.device import choose_precision
 
     kinds, files, settings = _sorted_words(options, data, tasks)
     layout, settings = layout_of(settings)
     chosen = configured_tasks(kinds, settings)
+    require_training_data(trained_on)
     if out and every_checkpoint:
         raise ConfigError("results are kept in RUN/evaluations", where="--out", fix="Leave it out.")
     if out:

@@ -167,6 +167,10 @@ def find_evaluation_files(against: Sequence[str], data: Sequence[Path]) -> list[
     Raises:
         DataError: There is no such file, or no such task.
     """
+    if missing := [path for path in data if not path.exists()]:
+        raise DataError(
+            "there is no such file or folder", where=missing[0], fix="Name the folder of the files."
+        )
     tasks = [word for word in against if word in EVALUATION_SETS]
     found: list[EvaluationFile] = []
     for word in dict.fromkeys(against):
@@ -192,10 +196,6 @@ def _files_of(task: str, data: Sequence[Path], *, is_only: bool) -> list[Path]:
             f"where the file of {task} lies is not said",
             where="--against",
             fix="Name its folder with --data (in a recipe: data), or the file itself.",
-        )
-    if missing := [path for path in data if not path.exists()]:
-        raise DataError(
-            "there is no such file or folder", where=missing[0], fix="Name the folder of the files."
         )
     files = [path for path in data if path.is_file()]
     named = [path for path in files if is_only or any(path.match(glob) for glob in patterns)]

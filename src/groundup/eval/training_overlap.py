@@ -80,6 +80,17 @@ def overlap_tree(overlap: TaskOverlap | str) -> dict[str, Any]:
     return {"overlap": tree}
 
 
+def require_training_data(paths: Sequence[Path]) -> None:
+    """Refuses what no model can have been trained on.
+
+    Raises:
+        DataError: A path is no corpus and no data set.
+    """
+    for path in paths:
+        if not path.is_dir() or find_corpus_manifest(path) is None:
+            token_files(path)
+
+
 def overlaps_of_model(source: Path, trained_on: Sequence[Path] = ()) -> Overlaps:
     """Finds what the training data of a model holds of evaluation items.
 
