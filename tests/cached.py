@@ -17,7 +17,7 @@ def forward_by_pieces(model: Model, tokens_BT: Tensor, lengths: Sequence[int]) -
     batch_size, num_tokens = tokens_BT.shape
     num_blocks = -(-num_tokens // BLOCK_SIZE)
     cache = PagedCache(
-        num_layers=config.num_layers,
+        layers=range(config.num_layers),
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         num_blocks=batch_size * num_blocks,
@@ -29,7 +29,8 @@ def forward_by_pieces(model: Model, tokens_BT: Tensor, lengths: Sequence[int]) -
     begin = 0
     for length in lengths:
         blocks = [list(range(row, batch_size * num_blocks, batch_size)) for row in range(batch_size)]
-        cache.plan([Span(begin, length, own[: -(-(begin + length) // BLOCK_SIZE)]) for own in blocks])
+        spans = [Span(begin, length, own[: -(-(begin + length) // BLOCK_SIZE)]) for own in blocks]
+        cache.prepare(spans, cleared=[], copies={})
         positions_BT = torch.arange(begin, begin + length).repeat(batch_size, 1)
         pieces_BT = tokens_BT[:, begin : begin + length]
         hidden = model(pieces_BT.reshape(1, -1), positions_BT=positions_BT.view(1, -1), cache=cache)

@@ -1,6 +1,7 @@
 """Scores are those of one request alone, whatever is scored beside it."""
 
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from hypothesis import strategies as st
 from groundup.core.errors import DataError, MachineError
 from groundup.eval import scored_rows
 from groundup.eval.scoring import Request, loglikelihood, windows
+from tests.forked import python
 from tests.instances import MODELS
 from tests.tiny import tiny_model
 
+ROOT = Path(__file__).resolve().parents[3]
 LOADED = {name: tiny_model(name) for name in ("gpt2", "llama-grouped-tied")}
 
 
@@ -111,6 +114,13 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits a process's memory")
 def test_a_memory_that_is_really_full_changes_no_score():
+    """In a process of its own: what other tests have freed would be there to be had again."""
+    program = "from tests.unit.eval.test_scoring import score_in_little_memory as score; score()"
+    done = subprocess.run([python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def score_in_little_memory():
     loaded, sizes = tiny_model("llama"), []
     requests = [request([number // 300] * 39 + [number % 300], [2] * 20) for number in range(2048)]
     expected = [score.logprob for score in loglikelihood(loaded.model, loaded.config, requests)]

@@ -94,7 +94,7 @@ def test_text_files_are_documents(small_tokenizer: Tokenizer, tmp_path: Path) ->
     report = build_tokens([folder], tmp_path / "out", small_tokenizer, workers=0)
     decoded = [small_tokenizer.decode(ids[:-1]) for ids in _documents(report.prefixes["text"])]
     assert decoded == ["the mat", "print()\n"]
-    with pytest.raises(ConfigError, match="a text file has no keys"):
+    with pytest.raises(ConfigError, match="a text file or page has no keys"):
         build_tokens([folder], tmp_path / "two", small_tokenizer, keys=["a", "b"], workers=0)
 
 

@@ -38,7 +38,7 @@ def verbs(folder: Path) -> dict[str, Callable[[], None]]:
         "verify": lambda: tokens_files.verify(data),
         "inspect": lambda: tokens_files.inspect(data),
         "trace": lambda: tokens_plan.trace(data, *SETTINGS, sample=1),
-        "merge": lambda: tokens.merge(data, prefix=folder / "merged"),
+        "merge": lambda: tokens_files.merge(data, prefix=folder / "merged"),
         "build": lambda: tokens.build(
             source, prefix=folder / "d", tokenizer=TokenizerOptions(tokenizer=Path("bytes")), workers=0
         ),
