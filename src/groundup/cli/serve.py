@@ -1,5 +1,6 @@
 """``groundup serve``."""
 
+import contextlib
 import dataclasses
 import time
 from pathlib import Path
@@ -12,6 +13,8 @@ from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 
 if TYPE_CHECKING:
+    from groundup.checkpoint.lazy import LoadedModel
+    from groundup.inference.engine import Engine
     from groundup.serve.service import Limits
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
@@ -104,6 +107,7 @@ def serve(
     from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
     from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
+    from groundup.serve.engine_thread import in_passing_thread
     from groundup.serve.http_server import bind, run, url_of
     from groundup.serve.service import Service
 
@@ -117,20 +121,24 @@ def serve(
     listener = bind(host, port) if own_rank() == 0 else None
     if listener and host not in _LOCAL and api_key is None:
         logger.warning("anybody who reaches %s can use the model: --api-key-file asks for a key", host)
-    with joined(layout, model.device) as mesh:
-        loaded = open_over_ranks(path, model, mesh, "fp32")
-        places = {"max_batch_size": limits.max_batch_size}
-        with engine_on(loaded, mesh, dtype=torch_dtype(dtype), **places) as engine:
-            if engine is None or listener is None:
-                return
-            name = name or loaded.source.resolve().name
-            service = Service(loaded, engine, name=name, limits=checked, api_key=api_key)
+    with joined(layout, model.device) as mesh, contextlib.ExitStack() as until_the_end:
 
-            def say_ready() -> None:
-                seconds = time.monotonic() - began
-                _print_ready(service.name, url_of(listener), seconds, with_key=api_key is not None)
+        def start_engine() -> "tuple[LoadedModel, Engine | None]":
+            loaded = open_over_ranks(path, model, mesh, "fp32")
+            started = engine_on(loaded, mesh, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
+            return loaded, until_the_end.enter_context(started)
 
-            run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
+        loaded, engine = in_passing_thread(start_engine) if mesh.is_first else start_engine()
+        if engine is None or listener is None:
+            return
+        name = name or loaded.source.resolve().name
+        service = Service(loaded, engine, name=name, limits=checked, api_key=api_key)
+
+        def say_ready() -> None:
+            seconds = time.monotonic() - began
+            _print_ready(service.name, url_of(listener), seconds, with_key=api_key is not None)
+
+        run(service, listener, say_ready, drain_seconds=limits.drain_seconds)
 
 
 def _print_ready(name: str, url: str, seconds: float, *, with_key: bool) -> None:

@@ -7,6 +7,8 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from groundup.core.errors import GroundupError
 from groundup.core.log import logger
@@ -15,7 +17,19 @@ from groundup.inference.sequence import Delta, Request
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics
 
+T = TypeVar("T")
+
 _STOPPED = "the engine has stopped"
+
+
+def in_passing_thread(work: Callable[[], T]) -> T:
+    """Does what computes before the engine's thread begins.
+
+    OpenMP keeps a team of workers for each thread that has computed. Those of several living threads are more
+    than there are cores, and then the engine's would sleep at every barrier: half of the speed.
+    """
+    with ThreadPoolExecutor(1, "start") as pool:
+        return pool.submit(work).result()
 
 
 class Submission:
