@@ -131,7 +131,7 @@ def serve(
         loaded, engine = in_passing_thread(start_engine) if mesh.is_first else start_engine()
         if engine is None or listener is None:
             return
-        name = name or loaded.source.resolve().name
+        name = name or path.resolve().name
         service = Service(loaded, engine, name=name, limits=checked, api_key=api_key)
 
         def say_ready() -> None:
