@@ -201,7 +201,7 @@ def _steps_report(measured: dict[str, list[Any]]) -> list[str]:
     lines = ["## Steps", ""]
     lines += [
         f"{first['import']['documents']:,} real documents, {first['import']['bytes'] / 1e6:.1f} MB of text,"
-        f" {NUM_SHARDS} shards. Seconds of CPU are of all processes; other programs shared the cores.",
+        f" {NUM_SHARDS} shards. Seconds of CPU are of all processes.",
         "",
         "| | workers | documents/s | MB/s | seconds | CPU seconds |",
         "|---|---|---|---|---|---|",
