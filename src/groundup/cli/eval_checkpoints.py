@@ -27,7 +27,7 @@ def evaluate_checkpoints(
     model: "ModelOptions",
     mesh: "ParallelMesh",
     precision: "PrecisionName",
-    tell: "Callable[[LoadedModel, Measured], None]",
+    tell: "Callable[[LoadedModel, Measured], object]",
 ) -> "Mapping[tuple[str, str], Series]":
     """Measures the tasks on each checkpoint that they are not measured on yet, and draws the scores of all.
 

@@ -4,7 +4,7 @@ import json as json_format
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -106,7 +106,7 @@ def evaluate(
     from groundup.eval.measure import kind_of, measure
     from groundup.eval.results_file import write_results
     from groundup.eval.tasks import configured_tasks
-    from groundup.eval.training_overlap import find_overlap, overlap_tree, require_training_data
+    from groundup.eval.training_overlap import require_training_data
     from groundup.parallel.device import choose_precision
 
     kinds, files, settings = _sorted_words(options, data, tasks)
@@ -133,12 +133,8 @@ def evaluate(
                 print_scores(path, [kind_of(task) for task in chosen], series)
             return
         loaded = open_over_ranks(path, model, mesh, precision)
-        trees = []
-        for found in measure(loaded, chosen, files, choose_precision(precision, mesh.device)):
-            if mesh.is_first:
-                overlap = find_overlap(found.task, found.results, found.data, loaded.source, trained_on)
-                trees.append({**found.tree, **overlap_tree(overlap)})
-                tell(loaded, found)
+        results = measure(loaded, chosen, files, choose_precision(precision, mesh.device))
+        trees = [{**found.tree, **tell(loaded, found)} if mesh.is_first else {} for found in results]
         if mesh.is_first:
             print_average(trees, loaded.source, json=json)
         if out and mesh.is_first:
@@ -172,14 +168,14 @@ def _teller(
     ema: bool,
     trained_on: Sequence[Path],
     scalars: "Callable[[int, Measured], None]",
-) -> "Callable[[LoadedModel, Measured], None]":
-    """Returns what tells of a model what a task found."""
+) -> "Callable[[LoadedModel, Measured], dict[str, Any]]":
+    """Returns what tells of a model what a task found, and returns what is known of its overlap."""
     from groundup.eval.training_overlap import find_overlap, overlap_tree
 
-    def tell(loaded: "LoadedModel", found: "Measured") -> None:
+    def tell(loaded: "LoadedModel", found: "Measured") -> dict[str, Any]:
         scalars(loaded.step, found)
         if not json and not table:
-            return
+            return {}
         overlap = find_overlap(found.task, found.results, found.data, loaded.source, trained_on)
         if json:
             line = found.in_one_line(loaded.source, ema=ema)
@@ -189,6 +185,7 @@ def _teller(
             print_table(found.task, found.results, found.seconds)
             print_overlap(overlap, found.results)
             print_items(found.results, show)
+        return overlap_tree(overlap)
 
     return tell
 
