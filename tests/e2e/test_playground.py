@@ -67,7 +67,9 @@ def served(loaded):
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as program:
-        browser = program.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=180_000)
+        browser = program.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"], timeout=180_000
+        )
         yield browser
         browser.close()
 
