@@ -5,6 +5,7 @@ rounds, seconds of processor time; scores are compared. Needs the extra [eval] a
 folder with GPT-2's vocab.json and merges.txt, hellaswag_val.jsonl.gz, lambada_test.jsonl.gz.
 """
 
+import dataclasses
 import gzip
 import json
 import os
@@ -19,13 +20,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from lm_eval.models.huggingface import HFLM
+from random_model import model_of_124m
 
 from groundup.checkpoint.huggingface.weights import write_huggingface
-from groundup.checkpoint.lazy import LoadedModel
 from groundup.eval.lm_eval_adapter import GroundupLM
-from groundup.models import build_model
-from groundup.models.gpt2 import GPT2Config
-from groundup.models.init import initialise
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 ROUNDS = 3
@@ -44,36 +42,25 @@ def requests(task, path):
     return [SimpleNamespace(args=pair, task_name=task) for pair in pairs]
 
 
-def timed(function):
+def timed(function, *arguments, **options):
     began = time.process_time()
-    found = function()
+    found = function(*arguments, **options)
     return time.process_time() - began, found
 
 
 def main(vocabulary, *paths):
     torch.set_num_threads(1)
-    config = GPT2Config(
-        vocab_size=50257,
-        max_sequence_length=1024,
-        num_layers=12,
-        hidden_size=768,
-        num_heads=12,
-        ffn_size=3072,
-    )
-    model = build_model(config)
-    initialise(model, config, seed=0)
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder)
-        tokenizer = load_tokenizer(vocabulary)
-        loaded = LoadedModel(config=config, model=model, tokenizer=tokenizer, source=source / "memory")
+        loaded = dataclasses.replace(model_of_124m(), tokenizer=load_tokenizer(vocabulary))
         write_huggingface(loaded, source / "model")
         ours = GroundupLM.open(source / "model")
         theirs = HFLM(pretrained=str(source / "model"), device="cpu", batch_size=8, dtype="float32")
     for _ in range(ROUNDS):
         for task, path in zip(ITEMS, paths, strict=True):
             asked = requests(task, path)
-            here, found = timed(lambda: ours.loglikelihood(asked))  # noqa: B023
-            there, expected = timed(lambda: theirs.loglikelihood(asked, disable_tqdm=True))  # noqa: B023
+            here, found = timed(ours.loglikelihood, asked)
+            there, expected = timed(theirs.loglikelihood, asked, disable_tqdm=True)
             worst = max(abs(one[0] - other[0]) for one, other in zip(found, expected, strict=True))
             same = all(one[1] == other[1] for one, other in zip(found, expected, strict=True))
             print(

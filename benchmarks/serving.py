@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from generation import model_of_124m
 from processes import describe_machine, wait_for_idle_cpu
+from random_model import model_of_124m
 
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
 from groundup.inference.engine import Engine
