@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -17,7 +16,7 @@ from groundup.core.config_class import PositiveFloat
 from groundup.core.executor.tasks import Done, Report
 from groundup.core.files import atomic_write
 from groundup.corpus.dedup.id_file import IdFile, ShardIds
-from groundup.corpus.document import Document, from_json_line, text_bytes
+from groundup.corpus.document import from_json_line, text_bytes
 from groundup.corpus.shard import Shard, read_lines, read_shard, write_shard
 from groundup.corpus.stage import BarrierStage, Phase, Phases, StageRun
 
@@ -110,10 +109,10 @@ class _WriteKeys:
 
     def __call__(self, shard: Shard, report: Report) -> Done:
         path = self.folder / f"keys-of-{self.num_parts}-{shard.number:05d}.bin"
-        documents = read_shard(shard, on_read=report)
+        keyed = ((text_key(document.text), document.id) for document in read_shard(shard, on_read=report))
         first = 0
         with atomic_write(path) as file, IdFile.written(self.folder, shard.number) as ids:
-            while block := list(itertools.islice(self._keyed(documents), _BLOCK)):
+            while block := list(itertools.islice(keyed, _BLOCK)):
                 ids.add([identity for _, identity in block])
                 halves = np.frombuffer(b"".join(key for key, _ in block), dtype="<u8").reshape(-1, 2)
                 records = np.empty(len(halves), dtype=_KEY)
@@ -124,9 +123,6 @@ class _WriteKeys:
                 parts = (records["low"] % np.uint64(self.num_parts)).astype(np.int64)
                 _write_sections(file, records, parts, self.num_parts)
         return Done(files=[path.name, *IdFile.names(shard.number)], result={})
-
-    def _keyed(self, documents: Iterator[Document]) -> Iterator[tuple[bytes, str]]:
-        return ((text_key(document.text), document.id) for document in documents)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
