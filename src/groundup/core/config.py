@@ -227,7 +227,9 @@ def _problem(
                 hint = " " + nearest(given, re.findall(r"'([^']+)'", problem["ctx"]["expected"]))
             elif problem["type"] == "string_type" and isinstance(given, int | float):
                 hint = f""" Write it as text: "{given}", on a command line {dotted}='"{given}"'."""
-            rule = problem["msg"][0].lower() + problem["msg"][1:]
+            elif problem["type"] == "tuple_type" and isinstance(given, str | int | float):
+                hint = f" Write a list: [{given}]."
+            rule = problem["msg"][0].lower() + problem["msg"][1:].replace("valid tuple", "list")
             return f"{head}{dotted} = {given!r}: {rule}.{hint}".rstrip()
 
 

@@ -115,6 +115,17 @@ def test_a_lone_number_where_text_is_wanted_is_refused_with_how_to_write_it():
     assert resolve(Split, overrides=["split=98,1,1"]).value == Split(split="98,1,1")
 
 
+@config
+class Languages:
+    keep: tuple[str, ...] = ()
+
+
+def test_a_lone_word_where_a_list_is_wanted_is_refused_with_how_to_write_it():
+    with pytest.raises(ConfigError, match=r"keep = 'en': input should be a list\. Write a list: \[en\]\."):
+        resolve(Languages, overrides=["keep=en"])
+    assert resolve(Languages, overrides=["keep=[en]"]).value == Languages(keep=("en",))
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot read"):
         resolve(Run, file=tmp_path / "nowhere.yaml")

@@ -47,7 +47,10 @@ class Length:
             if most is not None and most < least:
                 raise ValueError(f"max_{unit} {most} is below min_{unit} {least}")
         if self._counts_tokens and self.tokenizer is None:
-            raise ValueError("min_tokens and max_tokens need the folder of a tokenizer")
+            raise ValueError(
+                "min_tokens and max_tokens count by a tokenizer. Name its folder: length.tokenizer=FOLDER,"
+                " or in a recipe tokenizer: FOLDER."
+            )
 
     @property
     def _counts_tokens(self) -> bool:
