@@ -71,6 +71,7 @@ class LazyModel:
         moments: "parameter name/entry" -> logical tensor of the optimizer; empty where there are none.
         step: Training step; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
+        updated_samples: Samples of the steps with an update; None for all.
         bos_ids: Ids that stand before every prompt.
         companions: Chat template, generation settings and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
@@ -84,6 +85,7 @@ class LazyModel:
     moments: Mapping[str, LazyTensor] = dataclasses.field(default_factory=dict)
     step: int = 0
     samples: int = 0
+    updated_samples: int | None = None
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -275,7 +275,7 @@ def scheduler_entry(stored: LazyModel, args: Mapping[str, Any]) -> dict[str, Any
     return {
         "max_lr": args["lr"],
         "lr_warmup_steps": 0,
-        "num_steps": stored.samples,
+        "num_steps": stored.samples if stored.updated_samples is None else stored.updated_samples,
         "lr_decay_style": kept.get("lr_decay_style", "constant"),
         "lr_decay_steps": total,
         "min_lr": kept.get("min_lr", 0.0),

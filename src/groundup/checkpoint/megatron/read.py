@@ -146,6 +146,7 @@ class _Opening:
             source=self.folder,
             step=int(self.content.get("iteration") or 0),
             samples=int(self.args.get("consumed_train_samples") or 0),
+            updated_samples=_updated_samples(self.content),
             bos_ids=bos_ids(beside) if beside else (),
             companions=companions,
             megatron_args=plain_args(self.args),
@@ -155,6 +156,13 @@ class _Opening:
         if not self.args.get("add_bias_linear", True) and family_of(config).megatron.linear_biases:
             stages = [_with_zero_biases(stage) for stage in stages]
         return merge(stages, config, version=self.version, rows=_rows(stages))
+
+
+def _updated_samples(content: Mapping[str, Any]) -> int | None:
+    """Samples by which the schedules have advanced: those of skipped iterations do not count."""
+    scheduler = content.get("opt_param_scheduler")
+    found = scheduler.get("num_steps") if isinstance(scheduler, dict) else None
+    return found if type(found) is int and found >= 0 else None
 
 
 def _rows(stages: Sequence[Stage]) -> int:
