@@ -49,11 +49,18 @@ class LogConfig:
 
     Attributes:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events to the run folder.
+        tensorboard: Also write TensorBoard events.
+        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
     """
 
     interval: Positive = 10
     tensorboard: bool = False
+    tensorboard_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a folder for events that are not written."""
+        if self.tensorboard_dir is not None and not self.tensorboard:
+            raise ValueError("tensorboard_dir goes with tensorboard=true")
 
 
 @config
