@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
@@ -124,12 +125,14 @@ class CheckpointConfig:
         keep_last: Newest sound checkpoints that stay on disk; damaged ones stay too.
         keep_every: Interval in steps of checkpoints that stay for good; 0 for none.
         asynchronous: Write while training continues; takes host memory for a copy of the state.
+        megatron: What is written for Megatron-LM beside them.
     """
 
     interval: Positive = 1000
     keep_last: Positive = 2
     keep_every: NotNegative = 0
     asynchronous: bool = False
+    megatron: MegatronCopies = MegatronCopies()
 
 
 @config
