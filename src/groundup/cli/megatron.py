@@ -10,6 +10,8 @@ from groundup.core.config_sources import nearest
 from groundup.core.errors import ConfigError
 
 _SCRIPTS: dict[str, tuple[str, str]] = {
+    "pretrain_gpt": ("groundup.cli.pretrain_gpt:pretrain_gpt", "train a model, or go on"),
+    "flags": ("groundup.cli.pretrain_gpt:flags", "the flags of pretrain_gpt, and what becomes of each"),
 }
 """Script -> "module:function", which takes its arguments as they are typed, and what it does."""
 
