@@ -78,6 +78,7 @@ _VERBS = {
     "generate": "generate:generate",
     "serve": "serve:serve",
     "client": "client:client",
+    "megatron": "megatron:MEGATRON",  # reads the arguments of its scripts itself
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

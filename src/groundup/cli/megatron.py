@@ -1,0 +1,66 @@
+"""``groundup megatron SCRIPT``: Megatron-LM's scripts by their names, with their arguments."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from cyclopts import App, Parameter
+
+from groundup.core.config_sources import nearest
+from groundup.core.errors import ConfigError
+
+_SCRIPTS: dict[str, tuple[str, str]] = {
+    "pretrain_gpt": ("groundup.cli.pretrain_gpt:pretrain_gpt", "train a model, or go on"),
+    "flags": ("groundup.cli.pretrain_gpt:flags", "the flags of pretrain_gpt, and what becomes of each"),
+}
+"""Script -> "module:function", which takes its arguments as they are typed, and what it does."""
+
+_HEAD = """Usage: groundup megatron SCRIPT ARGUMENTS...
+
+Megatron-LM's scripts by their names, with the arguments that its users type and the files that they expect.
+`groundup megatron SCRIPT --help` explains one.
+
+For example:
+
+    groundup megatron preprocess_data --input train_data.json --output-prefix my-gpt2 --append-eod \\
+        --tokenizer-type GPT2BPETokenizer --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt
+
+Scripts:
+"""
+
+
+def megatron(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> None:
+    """Megatron-LM's scripts, with the arguments that its users type.
+
+    Args:
+        words: A script, and its arguments.
+    """
+    if words and words[0] not in ("--help", "-h"):
+        script_named(words[0])(words[1:])
+        return
+    print(_HEAD)
+    width = max(map(len, _SCRIPTS))
+    for name, (_, about) in _SCRIPTS.items():
+        print(f"  {name:<{width}}  {about}")
+
+
+def script_named(name: str) -> Callable[[Sequence[str]], None]:
+    """Imports a script: pretrain_gpt, also as it is typed there, tools/pretrain_gpt.py.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    known = name.rpartition("/")[2].removesuffix(".py")
+    if known not in _SCRIPTS:
+        raise ConfigError(
+            f"there is no script {name!r}",
+            where="megatron",
+            fix=nearest(known, _SCRIPTS) or "See `groundup megatron --help`.",
+        )
+    module, function = _SCRIPTS[known][0].split(":")
+    script: Callable[[Sequence[str]], None] = getattr(importlib.import_module(module), function)
+    return script
+
+
+MEGATRON = App(name="megatron", default_command=megatron, help_flags=[], version_flags=[])
+"""The verb, whose scripts read their own arguments, ``--help`` too."""
