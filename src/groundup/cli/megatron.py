@@ -10,6 +10,15 @@ from groundup.core.config_sources import nearest
 from groundup.core.errors import ConfigError
 
 _SCRIPTS: dict[str, tuple[str, str]] = {
+    "blacklist_urls": ("groundup.megatron.web_links:blacklist_urls", "lists of links -> one list of pages"),
+    "download": ("groundup.megatron.web_pages:download", "a list of URLs -> texts and their metadata"),
+    "cleanup_dataset": (
+        "groundup.megatron.web_cleaning:cleanup_dataset",
+        "JSON lines -> English, whole, not tiny",
+    ),
+    "add_id": ("groundup.megatron.web_cleaning:add_id", "JSON lines -> the same with an id each"),
+    "merge_jsons": ("groundup.megatron.web_cleaning:merge_jsons", "folder of JSON lines -> one file"),
+    "merge_data": ("groundup.megatron.web_pages:merge_data", "folder of texts -> JSON lines, one a page"),
 }
 """Script -> "module:function", which takes its arguments as they are typed, and what it does."""
 
