@@ -16,6 +16,16 @@ _SCRIPTS: dict[str, tuple[str, str]] = {
         "groundup.megatron.web_cleaning:cleanup_dataset",
         "JSON lines -> English, whole, not tiny",
     ),
+    "find_duplicates": (
+        "groundup.megatron.web_duplicates:find_duplicates",
+        "JSON lines -> pairs much the same",
+    ),
+    "group_duplicate_url": ("groundup.megatron.web_duplicates:group_duplicate_url", "these pairs -> groups"),
+    "remove_group_duplicates": (
+        "groundup.megatron.web_duplicates:remove_group_duplicates",
+        "groups and JSON lines -> one of each group",
+    ),
+    "filter_ngrams": ("groundup.megatron.web_ngrams:filter_ngrams", "JSON lines without items of tasks"),
     "add_id": ("groundup.megatron.web_cleaning:add_id", "JSON lines -> the same with an id each"),
     "merge_jsons": ("groundup.megatron.web_cleaning:merge_jsons", "folder of JSON lines -> one file"),
     "merge_data": ("groundup.megatron.web_pages:merge_data", "folder of texts -> JSON lines, one a page"),

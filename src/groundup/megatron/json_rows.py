@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from groundup.core.errors import DataError
-from groundup.corpus.bad_records import BadRecords
+from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.line_blocks import MalformedRecord
 from groundup.corpus.records import RecordReader
 from groundup.corpus.source_ranges import SourceRange
@@ -62,6 +62,11 @@ def read_rows_of(
                 continue
             bad_records.add_good()
             yield Line(where, fields, raw)
+
+
+def read_again() -> BadRecords:
+    """Returns what takes the bad records of a file that was read before: they were told of then."""
+    return BadRecords(BadRecordPolicy(action="skip", max_bad=1.0))
 
 
 def json_row(fields: Mapping[str, Any]) -> bytes:
