@@ -90,8 +90,8 @@ class ScriptParser(argparse.ArgumentParser):
         raise ConfigError(message, where=self.prog, fix=f"See `{self.prog} --help`.")
 
 
-def bad_records_of(given: argparse.Namespace, parser: ScriptParser) -> BadRecords:
-    """Returns what counts the lines that cannot be read, by the flags of ``add_bad_records``.
+def policy_of(given: argparse.Namespace) -> BadRecordPolicy:
+    """Returns what to do with lines that cannot be read, by the flags of ``add_bad_records``.
 
     Raises:
         ConfigError: --max-bad is no share.
@@ -100,7 +100,16 @@ def bad_records_of(given: argparse.Namespace, parser: ScriptParser) -> BadRecord
         raise ConfigError(
             f"{given.max_bad:g} is no share of the records", where="--max-bad", fix="Give 0 to 1."
         )
-    return BadRecords(BadRecordPolicy(action=given.bad_records, max_bad=given.max_bad), command=parser.prog)
+    return BadRecordPolicy(action=given.bad_records, max_bad=given.max_bad)
+
+
+def bad_records_of(given: argparse.Namespace, parser: ScriptParser) -> BadRecords:
+    """Returns what counts the lines that cannot be read.
+
+    Raises:
+        ConfigError: As ``policy_of``.
+    """
+    return BadRecords(policy_of(given), command=parser.prog)
 
 
 class _NoteFlag(argparse.Action):

@@ -188,7 +188,7 @@ def _buckets(bands: _Bands) -> list[tuple[int, ...]]:
         order = order[hashes[order] != 0]
         ends = np.flatnonzero(np.diff(hashes[order])) + 1
         found |= {tuple(bucket.tolist()): None for bucket in np.split(order, ends) if len(bucket) > 1}
-    return list(found)
+    return sorted(found)
 
 
 def _texts_of(given: argparse.Namespace, wanted: set[int]) -> dict[int, tuple[str, str]]:
