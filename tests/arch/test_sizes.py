@@ -23,7 +23,7 @@ BUDGETS = {
     "eval": 3050,
     "inference": 1970,
     "launch": 1800,
-    "megatron": 2050,
+    "megatron": 2400,
     "models": 1300,
     "parallel": 1870,
     "rehearsal": 570,
