@@ -101,7 +101,6 @@ FORMATS = (
         about="a Hugging Face folder",
         module="groundup.checkpoint.huggingface.weights",
         write_options={"shards": "1"},
-        holds_all=True,
     ),
     CheckpointFormat(
         name="native",

@@ -26,7 +26,7 @@ from groundup.checkpoint.lazy import (
     without_moments,
 )
 from groundup.checkpoint.logical_tensors import logical_shapes
-from groundup.core.errors import DataError
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
@@ -72,11 +72,13 @@ def write_stored(
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
-        ConfigError: The shards are neither, or more than tensors.
+        ConfigError: The shards are neither, or more than tensors; transformers has no such model: says why.
         MachineError: The disk is too small or the files cannot be written.
     """
     sharding = parse_sharding(shards)
     stored = with_biases(stored)
+    if reason := family_of(stored.config).huggingface.why_not(stored.config):
+        raise ConfigError(reason, where="command line", fix="Write the native format or Megatron-LM's.")
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
     tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
     dtype = dtype_name(next(iter(tensors.values())).dtype)

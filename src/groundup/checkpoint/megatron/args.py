@@ -10,6 +10,7 @@ import torch
 from groundup.checkpoint.families import FAMILIES, family_of
 from groundup.checkpoint.families.family import unsupported
 from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.megatron.architectures import kind_of
 from groundup.checkpoint.megatron.parameters import EMBEDDING, layer_of
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
@@ -20,27 +21,6 @@ DEFAULT_MULTIPLE = 128
 """Of --make-vocab-size-divisible-by."""
 
 _HEAD_DIM_WITHOUT_ARGS = 64  # of all GPT-2 sizes
-# What a model of ours cannot be; the value is what it must be, or what absence means.
-_FIXED: Mapping[str, Any] = {
-    "apply_layernorm_1p": False,
-    "apply_residual_connection_post_layernorm": False,
-    "attention_output_gate": False,
-    "experimental_attention_variant": None,
-    "heterogeneous_layers_config_path": None,
-    "hybrid_layer_pattern": None,
-    "hybrid_override_pattern": None,
-    "linear_attention_freq": None,
-    "mtp_num_layers": None,
-    "multi_latent_attention": False,
-    "no_rope_freq": None,
-    "num_experts": None,
-    "qk_layernorm": False,
-    "rotary_interleaved": False,
-    "rotary_percent": 1.0,
-    "softmax_type": "vanilla",
-    "squared_relu": False,
-    "window_size": None,
-}
 _PLAIN = (str, int, float, bool, type(None))
 _MOST = {
     **dict.fromkeys(("num_layers", "num_attention_heads", "num_query_groups", "kv_channels"), 10**6),
@@ -117,9 +97,7 @@ def model_config(
     """
     if not args:
         return _config_without_args(tensors, num_layers, vocab_size, tp, where)
-    for key, value in _FIXED.items():
-        if args.get(key, value) not in (value, None):
-            raise unsupported(where, key, args[key], repr(value))
+    kind = kind_of(args, where)
     for key in ("num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not args.get(key):
             raise CheckpointError(f"its args have no {key}", where=where)
@@ -134,10 +112,9 @@ def model_config(
         raise unsupported(
             where, "kv_channels", args["kv_channels"], f"{hidden // heads} (hidden_size / heads)"
         )
-    tables = [family.megatron for family in FAMILIES if family.megatron.matches(args)]
-    if len(tables) != 1:
-        raise CheckpointError("its args describe a model of no family that is supported", where=where)
+    family = next(family for family in FAMILIES if family.kind == kind)
     tree: dict[str, Any] = {
+        "kind": kind,
         "vocab_size": vocab_size,
         "num_layers": num_layers,
         "hidden_size": hidden,
@@ -149,7 +126,7 @@ def model_config(
         "attention_dropout": args.get("attention_dropout", 0.0),
         "norm_eps": args.get("layernorm_epsilon", args.get("norm_epsilon", 1e-5)),
         "init_std": args.get("init_method_std", 0.02),
-        **tables[0].from_args(args, where),
+        **family.megatron.from_args(args, where),
     }
     try:
         return model_config_from(tree, where=where)
