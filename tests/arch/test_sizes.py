@@ -25,9 +25,9 @@ BUDGETS = {
     "launch": 1800,
     "models": 1450,
     "parallel": 1870,
-    "serve": 1900,
+    "serve": 1920,
     "report": 600,
-    "tokens": 7450,
+    "tokens": 7680,
     "train": 4300,
     "verify": 850,
 }

@@ -1,8 +1,8 @@
-"""StableLM (Stability AI 2023, huggingface.co/stabilityai/stablelm-3b-4e1t): rotary positions, LayerNorm,
-SwiGLU, grouped-query attention; of each head a part is rotated.
+"""StableLM (Stability AI 2023): rotary positions on a part of each head, LayerNorm, SwiGLU, grouped queries.
 
-So is a GPT of Megatron-LM's with ``--position-embedding-type rope --swiglu`` and no other normalization; its
-linear layers all have biases, unless they are switched off.
+As released: huggingface.co/stabilityai/stablelm-3b-4e1t. So is a GPT of Megatron-LM's with
+``--position-embedding-type rope --swiglu`` and no other normalization; its linear layers all have biases,
+unless they are switched off.
 
 Shapes: B batch, T tokens, D model, F ffn, V padded vocabulary.
 """

@@ -33,6 +33,7 @@ from groundup.models import ModelConfig
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
+from groundup.tokens.tokenizer.word_list import end_ids
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("wte.weight", "embed_tokens.weight")  # by their base names
@@ -86,7 +87,9 @@ def write_stored(
     about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
-        ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}
+        ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end}
+        if ends := end_ids(stored.tokenizer):
+            ids["eos_token_id"] = ends[0]
         ids |= stored.companions.token_ids(stored.config.vocab_size)
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         stored.tokenizer.save(temporary)

@@ -21,11 +21,15 @@ DEFAULT_MULTIPLE = 128
 """Of --make-vocab-size-divisible-by."""
 
 _HEAD_DIM_WITHOUT_ARGS = 64  # of all GPT-2 sizes
+NULL_TOKENIZER = "NullTokenizer"
+"""The ``tokenizer_type`` of data whose ids are all there is."""
 _PLAIN = (str, int, float, bool, type(None))
 _MOST = {
     **dict.fromkeys(("num_layers", "num_attention_heads", "num_query_groups", "kv_channels"), 10**6),
     **dict.fromkeys(("hidden_size", "ffn_hidden_size", "max_position_embeddings", "seq_length"), 10**8),
-    **dict.fromkeys(("padded_vocab_size", "true_vocab_size", "make_vocab_size_divisible_by"), 10**9),
+    **dict.fromkeys(
+        ("padded_vocab_size", "true_vocab_size", "vocab_size", "make_vocab_size_divisible_by"), 10**9
+    ),
     **dict.fromkeys(
         ("tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size"), 1000
     ),
@@ -234,6 +238,16 @@ def padded_rows(vocab_size: int, tp: int, multiple: int = DEFAULT_MULTIPLE) -> i
     return padded_vocab_size(vocab_size, multiple * tp)
 
 
+def null_vocab_size(args: Mapping[str, Any]) -> int | None:
+    """The vocabulary of a model that was trained on bare ids; None where it was not.
+
+    ``--vocab-size`` leaves out the end of a document in 992da75, and counts it in d98e8a6, whose checkpoints
+    have ``null_tokenizer_eod_id``.
+    """
+    size = args.get("vocab_size") if args.get("tokenizer_type") == NULL_TOKENIZER else None
+    return None if size is None else int(size) + ("null_tokenizer_eod_id" not in args)
+
+
 def true_vocab_size(
     *, rows: int, tp: int, multiple: int, tokenizer_size: int, stated: int | None, where: object
 ) -> int:
@@ -251,6 +265,12 @@ def true_vocab_size(
                 fix="Name the model's own tokenizer (--tokenizer), or its true vocabulary (--vocab-size).",
             )
         return stated
+    if tokenizer_size == 0:
+        raise CheckpointError(
+            f"without a tokenizer nothing tells how many of the {rows:,} rows of its embedding are padding",
+            where=where,
+            fix=f"State its true vocabulary: --vocab-size, at most {rows:,}.",
+        )
     # A converted checkpoint may keep the padding of another tp: the tools of Megatron-LM do so.
     paddings = {tokenizer_size} | {padded_rows(tokenizer_size, other, multiple) for other in {1, tp, 2, 4, 8}}
     if rows not in paddings:
