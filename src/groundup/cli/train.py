@@ -78,7 +78,8 @@ def train(
         print(resolved.render())
     else:
         words = [*([str(config)] if config else []), *overrides]
-        train_resolved(resolved, max_restarts, [*words, *(["--deepspeed", str(deepspeed)] if deepspeed else [])])
+        words += ["--deepspeed", str(deepspeed)] if deepspeed else []
+        train_resolved(resolved, max_restarts, words)
 
 
 def finetune(
