@@ -224,7 +224,7 @@ def _tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
     if model and Path(model).exists():
         return load_tokenizer(Path(model))
     if args.get("tokenizer_type") == NULL_TOKENIZER:
-        raise DataError(
+        raise NoTokenizer(
             "was trained on bare ids (NullTokenizer)",
             where=folders[0],
             fix="Say that they stay bare: --tokenizer none; or name the tokenizer that they are of.",
