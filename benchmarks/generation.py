@@ -5,8 +5,8 @@ prompts of 16 to 48 tokens and 8 to 64 new ones, the same for all. transformers 
 ("single"), or in one static batch, padded on the left, that runs as long as its longest text ("batch");
 tokens beyond a request's own are not counted. vLLM and llama.cpp, where a Python that has them is named, get
 all requests at once, and are stopped while others work. The contenders take turns. The bandwidth is that of
-the weights, read once a step, and of the keys and values; its share is of what a sum over 256 MB reads. Writes
-``results/generation.json`` and ``results/generation.md``.
+the weights, read once a step, and of the keys and values; its share is of what a sum over 256 MB reads.
+Writes ``results/generation.json`` and ``results/generation.md``.
 
     python benchmarks/generation.py --rounds 3 --threads 2 --vllm PYTHON --llama-cpp PYTHON
 """

@@ -1,7 +1,7 @@
 """vLLM as a contender of ``generation.py``, in a process of its own.
 
-Needs a vLLM that runs here, and nothing of groundup. Argument: JSON of the folder of a model, its dtype, and
-the threads. Then each line of stdin is a list of (prompt, new tokens), answered by the seconds that they took.
+Needs a vLLM that runs here, and nothing of groundup. Argument: JSON of the folder of a model, its dtype and
+the threads. Then each line of stdin is a list of (prompt, new tokens), answered by the seconds they took.
 vLLM gets the cores that it would otherwise leave to its server, and Intel's OpenMP where it is installed, as
 its documentation says.
 

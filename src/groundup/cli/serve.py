@@ -91,8 +91,8 @@ def serve(
     /health is for load balancers, /metrics for Prometheus, /openapi.json describes it all.
 
     A layout of several ranks, layout.tp or layout.pp, spreads the model over GPUs or processes of this
-    machine. With --engine vllm, vLLM computes in place of our engine, over GPUs of other machines too, and
-    vllm.NAME=VALUE sets an argument of its engine; it is installed apart.
+    machine. With --engine vllm, vLLM computes in place of our engine, and vllm.NAME=VALUE sets an argument
+    of its own; it is installed apart.
 
     For example:
         groundup serve runs/quickstart/model
@@ -181,7 +181,7 @@ def _vllm(options: _Options, settings: Sequence[str]) -> "Iterator[tuple[LoadedM
     degrees = {"tensor_parallel_size": layout.tp, "pipeline_parallel_size": layout.pp}
     with vllm_engine(
         options.path,
-        open_lazy(options.path, ema=options.model.ema),
+        open_lazy(options.path, ema=options.model.ema, tokenizer=options.model.tokenizer),
         dtype=options.dtype,
         max_batch_size=options.max_batch_size,
         settings={**degrees, **tree.get("vllm", {})},
