@@ -57,6 +57,7 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
     "finetune": "train:finetune",
+    "doctor": "doctor:doctor",
     "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",

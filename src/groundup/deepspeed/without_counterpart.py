@@ -131,7 +131,9 @@ def note_the_rest(settings: Settings) -> None:
     known = {*harmless, *_MATTERS, *TRANSLATED}
     unknown, seen = [], set()
     for key, value in leaves(settings.given):
-        if key in settings.read and key not in harmless:
+        if key in TRANSLATED and key not in settings.read and key.startswith(("optimizer.", "scheduler.")):
+            settings.note(key, "has no effect with this type", is_harmless=True)
+        if key in TRANSLATED or (key in settings.read and key not in harmless):
             continue
         found = next((prefix for prefix in _prefixes(key) if prefix in harmless or prefix in _MATTERS), "")
         if not found:
