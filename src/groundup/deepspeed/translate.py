@@ -1,5 +1,6 @@
 """Translates DeepSpeed's config into settings of a training run."""
 
+import difflib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -125,15 +126,12 @@ def _optimizer(settings: Settings) -> None:
     kind, params = settings.value("optimizer.type", ""), "optimizer.params"
     name = str(kind).lower()
     if name not in (*_ADAMS, "sgd"):
-        hint = nearest(name, _ADAMS[:2]) if name not in ("muon", "lamb") else ""
+        close = difflib.get_close_matches(name, ("adam", "adamw", "sgd"), n=1, cutoff=0.8)
         settings.refuse(
             "optimizer.type",
             f"is {kind!r}, and has no counterpart with the same updates",
-            " ".join(
-                filter(
-                    None, [hint, "There are Adam, AdamW and SGD; optimizer.kind=muon has units of its own."]
-                )
-            ),
+            (f"Did you mean {close[0]!r}? " if close else "")
+            + "There are Adam, AdamW and SGD; optimizer.kind=muon has units of its own.",
         )
     settings.put("optimizer.kind", "sgd" if name == "sgd" else "adamw", of="optimizer.type")
     settings.put("optimizer.lr", settings.number(f"{params}.lr", 1e-3), of=f"{params}.lr")

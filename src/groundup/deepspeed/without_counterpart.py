@@ -24,11 +24,14 @@ _HARMLESS = {
         " stage3_model_persistence_threshold max_live_parameters stage3_max_live_parameters"
         " max_reuse_distance stage3_max_reuse_distance stage3_module_granularity_threshold"
         " stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential"
-        " stage3_partition_stream_chunk_size use_multi_rank_bucket_allreduce memory_efficient_linear"
+        " stage3_partition_stream_chunk_size model_persistence_threshold module_granularity_threshold"
+        " use_all_reduce_for_fetch_params allgather_sequential partition_stream_chunk_size"
+        " use_multi_rank_bucket_allreduce memory_efficient_linear"
         " legacy_stage1 mics_hierarchical_params_gather cpu_offload_use_pin_memory parameter_alignment"
         " compute_grad_norm",
         _CHECKPOINTS: "elastic_checkpoint load_from_fp32_weights pipeline_loading_checkpoint"
-        " stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
+        " gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save"
+        " stage3_gather_fp16_weights_on_model_save",
         _SAME: "ignore_unused_parameters override_module_apply log_trace_cache_warnings enable_sanity_checks"
         " leaf_module save_muon_momentum_buffer_in_memory zero_quantized_nontrainable_weights",
     },
