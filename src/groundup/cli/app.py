@@ -58,6 +58,7 @@ _VERBS = {
     "train": "train:train",
     "finetune": "train:finetune",
     "doctor": "doctor:doctor",
+    "rehearse": "rehearse:rehearse",
     "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
@@ -79,6 +80,7 @@ _VERBS = {
     "generate": "generate:generate",
     "serve": "serve:serve",
     "client": "client:client",
+    "megatron": "megatron:MEGATRON",  # reads the arguments of its scripts itself
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

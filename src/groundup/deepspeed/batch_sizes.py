@@ -1,6 +1,6 @@
 """DeepSpeed's three batch sizes, of which two give the third."""
 
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 
 _GLOBAL = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from groundup.core.config_sources import nearest
 from groundup.deepspeed.batch_sizes import put_batch_sizes
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 from groundup.deepspeed.without_counterpart import note_the_rest
 
 _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")

@@ -9,7 +9,7 @@ from typing import Any
 
 from groundup.core.config_sources import leaves
 from groundup.core.errors import ConfigError
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 
 _BUFFERS = "sizes and timing of exchanges are PyTorch's own (FSDP2)"
 _REPORTS = "metrics.jsonl and the log always hold losses, rates, memory and TFLOP/s"
