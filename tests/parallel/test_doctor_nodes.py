@@ -1,6 +1,8 @@
 """Links between ranks, measured on two gloo processes, and what is said of measurements."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import pickle
@@ -9,6 +11,8 @@ import socket
 import pytest
 
 from groundup.cli.doctor_nodes import check_nodes
+from groundup.core.errors import MachineError
+from groundup.plan.doctor import rank_links
 from groundup.plan.doctor.compare_ranks import compare_ranks
 from groundup.plan.doctor.interfaces import Interface, interfaces, usable
 from groundup.plan.doctor.rank_links import Links, RankReport
@@ -23,11 +27,13 @@ DOCKER = Interface("docker0", "172.17.0.1/16", 0)
 def _rank(rank, port, folder):
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in names.items()}, MASTER_ADDR="127.0.0.1")
-    import contextlib
-    import io
-
+    if rank == 1:
+        rank_links.__version__ = "0.0.1"  # as on a machine that was forgotten at an update
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        check_nodes(ranks=0, device="cpu", quick=True, as_json=True)
+        try:
+            check_nodes(ranks=0, device="cpu", quick=True, as_json=True)
+        except MachineError as error:
+            (folder / f"{rank}.error").write_text(str(error))
     (folder / f"{rank}.json").write_text(out.getvalue())
 
 
@@ -48,7 +54,14 @@ def test_two_ranks_measure_their_links(tmp_path):
     assert abs(links["ranks"][1]["clock_offset"]) <= links["ranks"][1]["clock_error"] + 1  # of one clock
     assert links["by_interface"]["lo"] > 0
     statuses = {one["check"]: one["status"] for one in found["findings"]}
-    assert {statuses[name] for name in ("all-reduce", "links", "clocks", "versions", "interfaces")} == {"ok"}
+    assert {statuses[name] for name in ("all-reduce", "links", "clocks", "interfaces")} == {"ok"}
+    (versions,) = [one for one in found["findings"] if one["check"] == "versions"]
+    assert (
+        versions["status"] == "problem" and f"rank 1 on {socket.gethostname()} has 0.0.1" in versions["found"]
+    )
+    assert [path.read_text() for path in tmp_path.glob("*.error")] == [
+        "doctor --nodes: there is a problem between the ranks, as listed"
+    ]
 
 
 def links_of(*changes, rates=None):

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from groundup.plan.doctor.finding import Finding
     from groundup.plan.doctor.rank_links import Links
 
-_SECONDS = 120.0
+_SECONDS = 60.0
+"""Without progress, until the rank that hangs is named."""
 
 
 def check_nodes(*, ranks: int, device: Literal["auto", "cpu", "cuda"], quick: bool, as_json: bool) -> None:
@@ -53,7 +54,8 @@ def check_nodes(*, ranks: int, device: Literal["auto", "cpu", "cuda"], quick: bo
         _print(links, findings, as_json=as_json)
         problems = sum(one.status == "problem" for one in findings)
         if problems:
-            raise MachineError(f"{problems} problems between the ranks, as listed", where="doctor --nodes")
+            what = "a problem" if problems == 1 else f"{problems} problems"
+            raise MachineError(f"there is {what} between the ranks, as listed", where="doctor --nodes")
 
 
 def _print(links: "Links", findings: "list[Finding]", *, as_json: bool) -> None:
