@@ -20,7 +20,7 @@ BUDGETS = {
     "cli": 5700,
     "core": 2520,
     "corpus": 9760,
-    "deepspeed": 720,
+    "deepspeed": 750,
     "eval": 3050,
     "inference": 1970,
     "launch": 1800,

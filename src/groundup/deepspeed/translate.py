@@ -2,8 +2,9 @@
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from groundup.core.config_sources import nearest
 from groundup.deepspeed.batch_sizes import put_batch_sizes
@@ -11,9 +12,10 @@ from groundup.deepspeed.deepspeed_settings import Settings
 from groundup.deepspeed.without_counterpart import note_the_rest
 
 _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
+_DEGREES = {"tensor_parallel.autotp_size": "tp", "sequence_parallel_size": "cp"}
 
 
-def translate(path: Path, *, ranks: int | None = None) -> Settings:
+def translate(path: Path, *, ranks: int | None = None, assumed: int | None = None) -> Settings:
     """Reads a DeepSpeed config.
 
     A section that is there stands whole, with DeepSpeed's defaults for what it leaves out; a value "auto",
@@ -22,13 +24,14 @@ def translate(path: Path, *, ranks: int | None = None) -> Settings:
     Args:
         path: The JSON file.
         ranks: Data-parallel ranks of the run, where batch sizes need them; None where they are not known.
+        assumed: As many as are taken then where the sizes do not tell; None to refuse.
 
     Raises:
         ConfigError: The file is damaged, contradicts itself, has unknown keys, or an optimizer or a schedule
             that groundup has not.
     """
     settings = Settings.of(path)
-    put_batch_sizes(settings, ranks)
+    put_batch_sizes(settings, ranks, assumed)
     _precision(settings)
     _layout(settings)
     _optimizer(settings)
@@ -36,6 +39,13 @@ def translate(path: Path, *, ranks: int | None = None) -> Settings:
     _others(settings)
     note_the_rest(settings)
     return settings
+
+
+def ranks_of_a_copy(path: Path, layout: Mapping[str, Any]) -> int:
+    """Ranks that work on the same samples, by a DeepSpeed config and else by the layout of a YAML file."""
+    settings = Settings.of(path)
+    degrees = [settings.whole(theirs) or layout.get(ours) or 1 for theirs, ours in _DEGREES.items()]
+    return math.prod(degrees) * (layout.get("pp") or 1)
 
 
 def _precision(settings: Settings) -> None:
@@ -102,7 +112,7 @@ def _layout(settings: Settings) -> None:
         if shard != -1:
             shard = settings.whole(f"{key}.mics_shard_size", least=1)
             settings.put("layout.shard", shard, of=f"{key}.mics_shard_size")
-    for theirs, ours in (("tensor_parallel.autotp_size", "tp"), ("sequence_parallel_size", "cp")):
+    for theirs, ours in _DEGREES.items():
         degree = settings.whole(theirs, least=0)
         if degree or settings.is_auto(theirs):
             settings.put(f"layout.{ours}", degree, of=theirs)

@@ -203,6 +203,25 @@ def test_a_fixed_loss_scale(translated):
     ]
 
 
+def test_complete_batch_sizes_tell_the_ranks_to_start(tmp_path, monkeypatch):
+    words = ["preset=tiny", f"run_dir={tmp_path}", "data.path=x"]
+    path = tmp_path / "ds.json"
+    path.write_text("{" + BATCH + "2}")
+    assert run_config(None, words, deepspeed=path).value.layout.dp == 8
+    path.write_text("{" + BATCH + "16}")
+    assert run_config(None, words, deepspeed=path).value.layout.dp == 1
+    with pytest.raises(ConfigError, match="64 is not 4 x 16 x 2 but 1"):
+        run_config(None, [*words, "layout.dp=2"], deepspeed=path)
+    path.write_text('{"train_micro_batch_size_per_gpu": 4, "tensor_parallel": {"autotp_size": 2}}')
+    assert run_config(None, words, deepspeed=path).value.global_batch_size == 4
+    assert run_config(None, [*words, "layout.dp=2"], deepspeed=path).value.global_batch_size == 8
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert run_config(None, words, deepspeed=path).value.global_batch_size == 16  # dp 4 x tp 2
+
+
 def test_settings_of_another_kind_are_named(translated):
     content = {
         "optimizer": {"type": "AdamW", "params": {"momentum": 0.9}},
