@@ -71,7 +71,6 @@ class CheckpointFormat:
         keeps_optimizer: Whether it can keep the state of an optimizer.
         keeps_masters: Whether it then keeps the weights in fp32 beside weights of 16 bits.
         keeps_run: Whether all that a run knows is in it, to go on from.
-        starts_training: Whether training can start from it.
         holds_all: Whether it takes every model of a family that has tables, where others may refuse some.
     """
 
@@ -84,7 +83,6 @@ class CheckpointFormat:
     keeps_optimizer: bool = False
     keeps_masters: bool = False
     keeps_run: bool = False
-    starts_training: bool = True
     holds_all: bool = False
 
     @property
@@ -122,7 +120,6 @@ FORMATS = (
         write_options={"tp": 1, "pp": 1, "names": "legacy"},
         keeps_optimizer=True,
         keeps_masters=True,
-        starts_training=False,
     ),
     CheckpointFormat(
         name="nanogpt",

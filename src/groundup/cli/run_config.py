@@ -91,6 +91,13 @@ def _model_of_start(given: Mapping[str, Any]) -> "Layer | None":
     path = start.get("path") if isinstance(start, Mapping) else None
     if not isinstance(path, str):
         return None
+    from groundup.checkpoint.lazy import NoTokenizer
     from groundup.train.init_weights import model_of
 
-    return {"model": model_of(Path(path))}, f"the model of {path}"
+    try:
+        return {"model": model_of(Path(path))}, f"the model of {path}"
+    except NoTokenizer:
+        model = given.get("model")
+        if isinstance(model, Mapping) and "kind" in model:  # it is told in full
+            return None
+        raise

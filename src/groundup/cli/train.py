@@ -69,7 +69,7 @@ def train(
     if print_config:
         print(resolved.render())
     else:
-        _train(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
+        train_resolved(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
 
 
 def finetune(
@@ -99,8 +99,14 @@ def finetune(
     train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)
 
 
-def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
-    """Trains as one process, as one of several ranks, or starts those."""
+def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
+    """Trains as one process, as one of several ranks, or starts those.
+
+    Args:
+        resolved: The run.
+        max_restarts: As ``--max-restarts`` of ``groundup train``.
+        arguments: Those of ``groundup train`` with which the ranks that are started find the same config.
+    """
     from groundup.cli.task_scores import task_scorer
     from groundup.core.files import require_writable
     from groundup.core.log import logger
