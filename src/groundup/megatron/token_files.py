@@ -122,7 +122,7 @@ def preprocess_data(arguments: Sequence[str]) -> None:
         keys=given.json_keys,
         append_end_of_document=given.append_eod,
         begin_ids=begin_ids,
-        workers=given.workers,
+        workers=given.workers if given.workers > 1 else 0,  # one is this process
         bad_records=policy_of(given),
     )
     for key, prefix in report.prefixes.items():
