@@ -43,7 +43,8 @@ def cleanup_dataset(arguments: Sequence[str]) -> None:
     if (given.vocab_file is None) != (given.merge_file is None):
         parser.error("--vocab-file and --merge-file go together")
     files = (given.vocab_file, given.merge_file) if given.vocab_file else _HERE
-    clean = _Cleaning(load_gpt2_files(*files) if files[0].is_file() else load_tokenizer("gpt2"))
+    is_named = given.vocab_file or all(path.is_file() for path in files)
+    clean = _Cleaning(load_gpt2_files(*files) if is_named else load_tokenizer("gpt2"))
     began = time.monotonic()
     try:
         _map_rows(parser, given, given.input, given.output, clean, texts=("text",))
