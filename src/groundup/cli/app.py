@@ -57,6 +57,7 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
     "finetune": "train:finetune",
+    "rehearse": "rehearse:rehearse",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",

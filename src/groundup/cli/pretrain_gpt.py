@@ -72,7 +72,8 @@ def pretrain_gpt(words: Sequence[str]) -> None:
     from groundup.megatron.pretrain_gpt import read_pretrain_gpt
 
     rank = rank_from_env()
-    with quiet(logging.ERROR) if rank and rank.rank else contextlib.nullcontext():  # all ranks would say the same
+    others = rank is not None and rank.rank > 0  # who would say the same
+    with quiet(logging.ERROR) if others else contextlib.nullcontext():
         asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank)
     if _PRINT_CONFIG in words:
         print(asked.config.render())
