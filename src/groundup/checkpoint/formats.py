@@ -179,20 +179,23 @@ def require_effect(to: CheckpointFormat, options: Mapping[str, Any]) -> dict[str
     return {option: value for option, value in options.items() if option in to.write_options}
 
 
-def open_model(path: Path, *, device: "torch.device", ema: bool = False) -> "LoadedModel":
+def open_model(
+    path: Path, *, device: "torch.device", ema: bool = False, tokenizer: Path | None = None
+) -> "LoadedModel":
     """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
         path: As ``open_lazy``.
         device: Where to.
         ema: As ``open_lazy``.
+        tokenizer: As ``open_lazy``.
 
     Raises:
         CheckpointError, DataError: As ``open_lazy``; also where weights are not finite.
     """
     from groundup.checkpoint.lazy import load, require_finite
 
-    loaded = load(open_lazy(path, ema=ema), device=device)
+    loaded = load(open_lazy(path, ema=ema, tokenizer=tokenizer), device=device)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
 

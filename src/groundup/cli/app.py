@@ -58,6 +58,7 @@ _VERBS = {
     "train": "train:train",
     "finetune": "train:finetune",
     "rehearse": "rehearse:rehearse",
+    "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",
