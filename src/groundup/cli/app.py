@@ -57,6 +57,8 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
     "finetune": "train:finetune",
+    "rehearse": "rehearse:rehearse",
+    "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",

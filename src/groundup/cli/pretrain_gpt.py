@@ -1,10 +1,16 @@
 """``groundup megatron pretrain_gpt`` and ``groundup megatron flags``."""
 
+import contextlib
+import logging
 import shlex
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    from groundup.parallel.device import PrecisionName
 
 _PRINT_CONFIG = "--print-config"
 _HELP = ("--help", "-h")
@@ -61,19 +67,35 @@ def pretrain_gpt(words: Sequence[str]) -> None:
     from groundup.cli.train import train_resolved
     from groundup.core.config import to_yaml
     from groundup.core.files import atomic_write
+    from groundup.core.log import quiet
     from groundup.launch.env import rank_from_env
     from groundup.megatron.pretrain_gpt import read_pretrain_gpt
 
-    asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank_from_env())
+    rank = rank_from_env()
+    others = rank is not None and rank.rank > 0  # who would say the same
+    with quiet(logging.ERROR) if others else contextlib.nullcontext():
+        asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank)
     if _PRINT_CONFIG in words:
         print(asked.config.render())
         return
     config = asked.config.value
-    file = config.run_dir / "pretrain_gpt.yaml"  # in which ranks that are started from here find the config
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as stream:
-        stream.write(to_yaml(config).encode())
+    _require_precision(config.precision)
+    file = config.run_dir / "pretrain_gpt.yaml"
+    if rank is None:  # ranks that are started from here find the config there
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as stream:
+            stream.write(to_yaml(config).encode())
     train_resolved(asked.config, asked.max_restarts, [str(file)])
+
+
+def _require_precision(name: "PrecisionName") -> None:
+    from groundup.parallel.device import choose_device, choose_precision
+
+    try:
+        choose_precision(name, choose_device("auto"))
+    except MachineError as error:
+        fix = "Give --bf16 instead" if name == "fp16" else "Give --fp16 instead, on a GPU"
+        raise MachineError(error.what, where=f"--{name}", fix=f"{fix}, or neither for fp32.") from None
 
 
 def flags(words: Sequence[str]) -> None:

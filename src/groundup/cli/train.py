@@ -39,10 +39,16 @@ MaxRestarts = Annotated[
     ),
 ]
 
+DeepSpeed = Annotated[
+    Path | None,
+    Parameter(help="DeepSpeed's JSON config: it wins over the file, and overrides win over it."),
+]
+
 
 def train(
     config: ConfigFile = None,
     *overrides: Override,
+    deepspeed: DeepSpeed = None,
     print_config: PrintConfig = False,
     max_restarts: MaxRestarts = 0,
 ) -> None:
@@ -64,12 +70,16 @@ def train(
         groundup train preset=tiny run_dir=runs/a data.path=data/code_text_document
 
         groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
+
+        groundup train run.yaml --deepspeed ds_config.json
     """
-    resolved = run_config(config, overrides)
+    resolved = run_config(config, overrides, deepspeed=deepspeed)
     if print_config:
         print(resolved.render())
     else:
-        train_resolved(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
+        words = [*([str(config)] if config else []), *overrides]
+        words += ["--deepspeed", str(deepspeed)] if deepspeed else []
+        train_resolved(resolved, max_restarts, words)
 
 
 def finetune(

@@ -36,7 +36,11 @@ def cleanup_dataset(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("input", type=Path, help="JSON lines with the field text, also .gz and .zst")
     parser.add_argument("output", type=Path, help="JSON lines to write")
-    parser.add_argument("--vocab-file", type=Path, help="GPT-2's; if left out, gpt2-vocab.json here, or found on this machine, or downloaded")
+    parser.add_argument(
+        "--vocab-file",
+        type=Path,
+        help="GPT-2's; if left out, gpt2-vocab.json here, or found on this machine, or downloaded",
+    )
     parser.add_argument("--merge-file", type=Path, help="with --vocab-file")
     parser.add_bad_records()
     given = parser.read(arguments)
