@@ -17,12 +17,12 @@ from groundup.cli.megatron import script_named
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files
 from tests.forked import programs
-from tests.guides import ROOT, blocks, commands, run
+from tests.guides import ROOT, blocks, run
 from tests.web_server import WebServer
 
 GUIDE = "docs/guides/megatron.md"
 TO_TOKENS, TO_SERVICE = (block.splitlines() for block in blocks(GUIDE, "bash"))
-PAGES = ["136", "136-again", "018", "142", "112", "091"]
+PAGES = ["136", "136-again", "018", "142", "112", "157"]
 """Of the real data: an article twice, three others, and a German one."""
 SMALL = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
@@ -56,7 +56,7 @@ def test_from_links_to_tokens(workplace: Path, shared_data: Path) -> None:
     (workplace / "urls" / "a.txt").write_text(
         "\n".join([*links, "http://i.imgur.com/a.jpg", "no url", links[2]])
     )
-    seen = "Attorney General Letitia James filed a lawsuit against Juul on Tuesday, claiming that the e-cigarette"
+    seen = "problems that have turned the workspace provider from a Wall Street darling into a pariah"
     (workplace / "lambada_test.jsonl").write_text(json.dumps({"text": seen}))
     with WebServer() as server:
         for name in PAGES:
