@@ -26,7 +26,7 @@ PAGES = ["136", "136-again", "018", "142", "112", "157"]
 """Of the real data: an article twice, three others, and a German one."""
 SMALL = (
     "--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
-    " --train-iters 4 --lr-decay-iters 4 --eval-interval 4 --eval-iters 1 --save-interval 4 --log-interval 1 --bf16"
+    " --train-iters 4 --lr-decay-iters 4 --eval-interval 4 --eval-iters 1 --save-interval 4 --bf16"
 )
 
 
