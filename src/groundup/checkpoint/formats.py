@@ -99,7 +99,6 @@ FORMATS = (
         about="a Hugging Face folder",
         module="groundup.checkpoint.huggingface.weights",
         write_options={"shards": "1"},
-        holds_all=True,
     ),
     CheckpointFormat(
         name="native",
@@ -213,7 +212,7 @@ def open_lazy(
     Args:
         path: What a format of ``FORMATS`` detects.
         tokenizer: Folder, file or name of one instead of the model's own, or where it has none; what lies
-            beside it in a folder (a chat template, say) comes with it.
+            beside it in a folder (a chat template, say) comes with it. "none": its ids mean nothing.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer does not tell.
         moments: Whether to open the optimizer's state too, where a format keeps it.
         ema: Take the average of the weights that a run of groundup kept, instead of the weights.
@@ -224,8 +223,10 @@ def open_lazy(
         DataError: There is no tokenizer that can be read.
     """
     from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_folder
+    from groundup.tokens.tokenizer.word_list import integers
 
-    named = load_tokenizer(tokenizer) if tokenizer else None
+    bare_ids = str(tokenizer) == "none" and not Path("none").exists()
+    named = integers(0) if bare_ids else load_tokenizer(tokenizer) if tokenizer else None
     found = detect_format(path)
     options: dict[str, Any] = {"vocab_size": vocab_size, "ema": ema or None}
     given = {name: value for name, value in options.items() if value is not None}
@@ -235,6 +236,11 @@ def open_lazy(
     if "moments" in found.open_options:
         given["moments"] = moments
     stored = found.codec.open(path, tokenizer=named, **given)
+    if bare_ids:
+        ends = [stored.megatron_args.get("null_tokenizer_eod_id"), *stored.companions.end_ids]
+        size = stored.config.vocab_size
+        end = next((number for number in ends if isinstance(number, int) and 0 <= number < size), None)
+        return dataclasses.replace(stored, tokenizer=integers(size, end_of_document_id=end))
     folder = tokenizer_folder(tokenizer) if tokenizer else None
     return stored if folder is None else _with_tokenizer_of(stored, folder)
 

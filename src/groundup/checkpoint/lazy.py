@@ -17,6 +17,7 @@ from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, l
 from groundup.core.errors import CheckpointError, DataError
 from groundup.models import ModelConfig, build_model
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.word_list import end_ids
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -150,7 +151,7 @@ class LoadedModel:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Returns the ids that end a text: the end of a document, and those of the generation settings."""
-        return frozenset({self.tokenizer.end_of_document_id, *self.companions.end_ids})
+        return frozenset({*end_ids(self.tokenizer), *self.companions.end_ids})
 
 
 def torch_dtype(name: DtypeName) -> torch.dtype:

@@ -32,7 +32,7 @@ class TokenizerOptions:
 
     Attributes:
         tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
-            name: gpt2, bytes, tiktoken:cl100k_base.
+            name: gpt2, bytes, tiktoken:cl100k_base, none:SIZE (texts are token ids).
         vocab_file: GPT-2's vocabulary, instead of --tokenizer.
         merge_file: GPT-2's merges, with --vocab-file.
         tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.

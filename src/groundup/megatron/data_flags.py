@@ -8,7 +8,7 @@ from groundup.core.config import from_dict
 from groundup.core.errors import DataError
 from groundup.core.files import atomic_folder
 from groundup.megatron.parse_flags import Given
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer

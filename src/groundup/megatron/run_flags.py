@@ -5,7 +5,7 @@ from typing import Any
 from groundup.megatron.begin_from import Beginning
 from groundup.megatron.data_flags import has_validation
 from groundup.megatron.model_flags import legacy_or_core
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.models import ModelConfig
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}

@@ -12,8 +12,10 @@ from groundup.checkpoint.families import family_of
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, NoTokenizer, in_memory
 from groundup.checkpoint.megatron.args import (
     DEFAULT_MULTIPLE,
+    NULL_TOKENIZER,
     count_layers,
     model_config,
+    null_vocab_size,
     plain_args,
     true_vocab_size,
 )
@@ -133,7 +135,7 @@ class _Opening:
                 tp=tp,
                 multiple=self.args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE,
                 tokenizer_size=tokenizer.vocab_size,
-                stated=self.vocab_size or self.args.get("true_vocab_size"),
+                stated=self.vocab_size or self.args.get("true_vocab_size") or null_vocab_size(self.args),
                 where=self.folder,
             ),
             tp=tp,
@@ -221,6 +223,12 @@ def _tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
         return load_gpt2_files(Path(vocab_file), Path(merge_file))
     if model and Path(model).exists():
         return load_tokenizer(Path(model))
+    if args.get("tokenizer_type") == NULL_TOKENIZER:
+        raise NoTokenizer(
+            "was trained on bare ids (NullTokenizer)",
+            where=folders[0],
+            fix="Say that they stay bare: --tokenizer none; or name the tokenizer that they are of.",
+        )
     named = " and ".join(str(name) for name in (vocab_file, merge_file, model) if name)
     raise NoTokenizer(
         f"has no tokenizer beside it; its args name {args.get('tokenizer_type', 'none')}"

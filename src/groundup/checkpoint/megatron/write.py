@@ -14,7 +14,7 @@ from groundup.checkpoint.families import family_of, with_biases
 from groundup.checkpoint.families.name_rules import NameRule, rules_for
 from groundup.checkpoint.lazy import LazyModel, LazyTensor
 from groundup.checkpoint.logical_tensors import logical_shapes
-from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, args_of, padded_rows
+from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, NULL_TOKENIZER, args_of, padded_rows
 from groundup.checkpoint.megatron.optimizer import (
     ENTRIES,
     Share,
@@ -177,9 +177,10 @@ def _require_known(config: ModelConfig, *, tp: int, pp: int, names: Naming) -> N
 
 def _defaults(stored: LazyModel) -> dict[str, Any]:
     """Arguments that Megatron-LM wants of each checkpoint, and that say nothing of the model's shape."""
-    gpt2 = stored.tokenizer.fingerprint == GPT2_FINGERPRINT
+    kinds = {GPT2_FINGERPRINT: "GPT2BPETokenizer"}
+    kind = kinds.get(stored.tokenizer.fingerprint, "HuggingFaceTokenizer")
     return {
-        "tokenizer_type": "GPT2BPETokenizer" if gpt2 else "HuggingFaceTokenizer",
+        "tokenizer_type": NULL_TOKENIZER if stored.tokenizer.kind == "integers" else kind,
         "consumed_train_samples": stored.samples,
         "consumed_valid_samples": 0,
     }
