@@ -27,7 +27,7 @@ BUDGETS = {
     "parallel": 1870,
     "serve": 1900,
     "report": 600,
-    "tokens": 7450,
+    "tokens": 7850,
     "train": 4300,
     "verify": 850,
 }

@@ -213,7 +213,7 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order != "seeded":
             raise ValueError(
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
@@ -250,6 +250,21 @@ class TrainConfig:
     def length_in(self) -> LengthIn:
         """Lengths in the schedule's unit."""
         return LengthIn(self.schedule_unit, self.batch_sizes, self.data.sequence_length)
+
+    @property
+    def samples_of_a_validation(self) -> int:
+        """Samples that one validation takes; 0 for the whole split."""
+        return self.validation.num_batches * self.micro_batch_size
+
+    @property
+    def planned_samples(self) -> dict[str, int]:
+        """Samples of the whole run by what they are for, as ``open_splits`` takes them."""
+        interval, each = self.validation.interval, self.samples_of_a_validation
+        return {
+            "num_samples": self.num_samples,
+            "validation_samples": (self.num_steps // interval + 1) * each if interval else 0,
+            "test_samples": each if interval else 0,
+        }
 
     @property
     def horizon(self) -> float:

@@ -137,7 +137,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     precision = choose_precision(config.precision, mesh.device)
     _prepare_torch(config, mesh)
 
-    splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
+    splits = open_splits(config.data, seed=config.seed, **config.planned_samples)
     require_plan(
         splits,
         num_steps=config.num_steps,

@@ -9,6 +9,7 @@ from groundup.core.log import logger, quiet
 from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.dataset import Samples
+from groundup.tokens.sampling.excerpt import Excerpt
 from groundup.train.metrics import Metrics
 from groundup.train.setup import Run
 
@@ -28,12 +29,13 @@ Complete = Callable[[Run], str]
 def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[str, Evaluation]:
     """Evaluates a split, with the average of the weights too where there is one; logs and records it."""
     num_batches = run.config.validation.num_batches
+    samples = _held_out(run, name)
     run.heartbeat.record(run.state.step, "validating", is_long=True)
     with without_gathering(run.state.parts):
-        found = {name: evaluate(run, getattr(run.splits, name), num_batches)}
+        found = {name: evaluate(run, samples, num_batches)}
     if run.state.average:
         with run.state.average.in_place_of_weights(), without_gathering(run.state.parts):
-            found[f"{name}_ema"] = evaluate(run, getattr(run.splits, name), num_batches)
+            found[f"{name}_ema"] = evaluate(run, samples, num_batches)
     for key, evaluation in found.items():
         logger.info(
             "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
@@ -47,6 +49,19 @@ def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[
         names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
         metrics.record(key, run.state.step, **{value: getattr(evaluation, value) for value in names})
     return found
+
+
+def _held_out(run: Run, name: str) -> Samples:
+    """The samples to evaluate: in Megatron-LM's order each validation takes those behind the one before."""
+    config = run.config
+    whole: Samples = getattr(run.splits, name)
+    count = config.samples_of_a_validation
+    if config.data.order == "seeded" or not count:
+        return whole
+    before = 0
+    if name == "validation":
+        before = run.state.step // config.validation.interval - (run.state.step < config.num_steps)
+    return Excerpt(whole, before * count, count)
 
 
 def validate_at_the_end(run: Run, metrics: Metrics, evaluate: Evaluate) -> dict[str, Evaluation]:
