@@ -10,6 +10,7 @@ from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.dataset import Samples
 from groundup.tokens.sampling.excerpt import Excerpt
+from groundup.train.megatron_lines import validation_lines, write_line
 from groundup.train.metrics import Metrics
 from groundup.train.setup import Run
 
@@ -36,7 +37,14 @@ def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[
     if run.state.average:
         with run.state.average.in_place_of_weights(), without_gathering(run.state.parts):
             found[f"{name}_ema"] = evaluate(run, samples, num_batches)
+    style = run.config.log.style
     for key, evaluation in found.items():
+        if style != "groundup" and key == name and run.mesh.is_first:
+            is_last = run.state.step == run.config.num_steps
+            lines = validation_lines(
+                style, evaluation.loss, split=name, iteration=run.state.step, is_last=is_last
+            )
+            write_line(lines)
         logger.info(
             "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
             run.state.step,
