@@ -119,6 +119,6 @@ def flags(words: Sequence[str]) -> None:
         if flag.group != group:
             print(f"\n{flag.group}" if group else flag.group)
             group = flag.group
-        value = "" if flag.type in ("set", "unset") else f" {'|'.join(flag.choices) or flag.type}"
+        value = "" if flag.type in ("set", "unset") else f" {'|'.join(map(str, flag.choices)) or flag.type}"
         default = "" if flag.default is None else f" [{flag.default}]"
         print(f"  {flag.flag}{value}{default}\n      {describe_flag(flag)}")

@@ -1,7 +1,7 @@
 """From Megatron-LM's flags of ranks, batches, length and learning rate to ours, by its own rules."""
 
 from groundup.launch.env import RankInfo
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}

@@ -20,7 +20,7 @@ from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.megatron.model_flags import MODEL_NAMES
 from groundup.megatron.parse_flags import Given
-from groundup.megatron.settings import refusal
+from groundup.megatron.setting_tree import refusal
 
 _RUN = "groundup"
 """Our run below ``--save``; later ones, which began with what Megatron-LM left there, are ``groundup_N``."""

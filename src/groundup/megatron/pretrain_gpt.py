@@ -12,7 +12,7 @@ from groundup.megatron.data_flags import put_data
 from groundup.megatron.model_flags import put_model
 from groundup.megatron.parse_flags import parse_flags
 from groundup.megatron.run_flags import put_checkpoints, put_memory, put_optimizer, put_reports
-from groundup.megatron.settings import Settings
+from groundup.megatron.setting_tree import Settings
 from groundup.train.config import TrainConfig
 from groundup.train.init_weights import open_start
 

@@ -112,6 +112,7 @@ WORKFLOWS = {
             "seed": 1234,
             "clip_grad_norm": 1.0,
             "log.interval": 100,
+            "log.style": "megatron_2023",
             "validation.interval": 1000,
             "validation.num_batches": 20,  # 10 iterations of 2 micro-batches
             "checkpoint.interval": 10000,
@@ -152,6 +153,7 @@ WORKFLOWS = {
             "schedule_steps": 0,
             "schedule.min_ratio": 0.0,
             "checkpoint.interval": 320000,
+            "log.style": "megatron",
         },
     ),
     "codeparrot": (
@@ -187,6 +189,8 @@ WORKFLOWS = {
             "recompute.mode": "selective",
             "validation.interval": 0,
             "optimizer.beta2": 0.95,
+            "data.order": "megatron_core",
+            "log.style": "megatron_core",
             "data.tokenizer": "data_tokenizer",
         },
     ),
@@ -311,11 +315,23 @@ def test_blends():
     flags = BASE.replace(
         "--data-path data_text_document", "--data-path 0.3 data_text_document 0.7 data_text_document"
     )
-    config = read_pretrain_gpt(f"{flags} --dataloader-type cyclic".split(), None).config.value
+    config = read_pretrain_gpt(flags.split(), None).config.value
     assert {name: (str(one.path), one.weight) for name, one in config.data.sources.items()} == {
         "data_text_document": ("data_text_document", 0.3),
         "data_text_document_2": ("data_text_document", 0.7),
     }
+
+
+def test_a_blend_without_weights_is_of_the_newer_order():
+    flags = BASE.replace("--data-path", "--data-path data_text_document")
+    found = settings_of(flags)
+    assert (found["data.order"], found["log.style"]) == ("megatron_core", "megatron_2023")
+    assert found["data.sources.data_text_document.weight"] == "proportional"
+
+
+def test_the_generation_can_be_named():
+    found = settings_of(f"{BASE} --megatron-version 2026")
+    assert (found["data.order"], found["log.style"]) == ("megatron_core", "megatron_core")
 
 
 def test_data_of_each_split():
@@ -364,7 +380,7 @@ def test_two_files_of_a_tokenizer_in_no_folder_of_their_own(tmp_path):
         ("--finetune --load", "--load: expected one argument"),
         ("--disable-bias-linear", "a GPT-2 has biases in its linear layers"),
         ("--qk-layernorm", "qk_layernorm = True is not supported"),
-        ("--normalization RMSNorm", "no model of these flags: normalization = 'RMSNorm' is not supported"),
+        ("--normalization RMSNorm", "no model of these flags:"),
         ("--seq-length 128", "data.sequence_length 128 is longer than model.max_sequence_length 64"),
         ("--lr-warmup-iters 100", "lower warmup.steps or raise num_steps"),
         ("--adam-beta2 1.5", "--adam-beta2 1.5: optimizer.beta2 = 1.5"),
@@ -392,6 +408,11 @@ def test_data_that_others_wrote_needs_a_tokenizer_which_is_asked_for_by_flags(tm
     with pytest.raises(DataError, match="Name the tokenizer: --vocab-file and --merge-file"):
         settings_of(f"{flags} --tokenizer-type GPT2BPETokenizer")
     assert settings_of(f"{flags} --tokenizer-model data_tokenizer")["model.vocab_size"] == 300
+    bare = f"{flags} --tokenizer-type NullTokenizer"
+    assert settings_of(f"{bare} --vocab-size 299")["data.tokenizer"] == "none:300"
+    assert settings_of(f"{bare} --vocab-size 300 --megatron-version 2026")["model.vocab_size"] == 300
+    with pytest.raises(ConfigError, match="NullTokenizer wants --vocab-size"):
+        settings_of(bare)
 
 
 def test_ranks_that_torchrun_started_are_not_started_again():
