@@ -11,7 +11,7 @@ from typing import Literal
 from groundup.core.errors import ConfigError, DataError
 from groundup.megatron.flag_table import flag_table
 from groundup.megatron.script_arguments import ScriptParser
-from groundup.megatron.token_files import add_tokenizer_flags, named_tokenizer
+from groundup.megatron.token_files import OF_BARE_IDS, add_tokenizer_flags, named_tokenizer
 from groundup.models import ModelConfig
 
 _SHAPE = {
@@ -22,6 +22,8 @@ _SHAPE = {
     "max_position_embeddings": "max_sequence_length",
 }
 """Megatron-LM's name -> the model config's."""
+BARE_IDS = Path("none")
+"""Stands for the tokenizer of a checkpoint whose ids are no text."""
 _OF_REQUESTS = ("--out-seq-length", "--temperature", "--top_p", "--top_k")
 """Flags of the original's server that only its requests decide."""
 _OF_TASKS = ("--epochs", "--eval-batch-size", "--eval-micro-batch-size", "--activations-checkpoint-method")
@@ -109,6 +111,9 @@ def require_shape(config: ModelConfig, given: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def folder_of_tokenizer(given: argparse.Namespace) -> Iterator[Path | None]:
     """Yields a folder with the tokenizer that the flags name, while entered; None where they name none."""
+    if given.tokenizer_type == OF_BARE_IDS:
+        yield BARE_IDS
+        return
     is_named = given.vocab_file is not None or given.tokenizer_model is not None
     named = named_tokenizer(given) if is_named else None  # else the checkpoint knows its own
     if named is None:

@@ -89,6 +89,28 @@ def test_a_checkpoint_of_four_ranks_becomes_one(four_ranks: Path, tmp_path: Path
         assert all(torch.equal(found[key].read(), tensor.read()) for key, tensor in weights.items())
 
 
+def test_a_checkpoint_without_a_tokenizer_becomes_another_too(four_ranks: Path, tmp_path: Path) -> None:
+    shutil.rmtree(four_ranks / "tokenizer")
+    line = (
+        f"checkpoint_util --model-type GPT --load-dir {four_ranks} --target-tensor-parallel-size 1 --save-dir"
+    )
+    typed(f"{line} {tmp_path / 'padded'}")
+    typed(f"{line} {tmp_path / 'true'} --true-vocab-size 300")
+    assert [open_lazy(tmp_path / name).config.vocab_size for name in ("padded", "true")] == [512, 300]
+    expected = open_lazy(four_ranks, tokenizer=Path("none"), vocab_size=300).weights
+    found = open_lazy(tmp_path / "true").weights
+    assert all(torch.equal(found[key].read(), tensor.read()) for key, tensor in expected.items())
+
+
+def test_bare_ids_are_tokens_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "ids.json").write_text('{"text": "5 9 200"}\n{"text": "0"}\n')
+    typed(
+        f"preprocess_data --input {tmp_path / 'ids.json'} --output-prefix {tmp_path / 'ids'} --append-eod"
+        " --tokenizer-type NullTokenizer --vocab-size 299"
+    )
+    assert documents(tmp_path / "ids_text_document") == [[5, 9, 200, 299], [0, 299]]
+
+
 def test_a_tokenizer_is_named_as_there(
     four_ranks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
