@@ -173,8 +173,6 @@ def _map_rows(
                 if (changed := change(line)) is not None:
                     out.write(json_row(changed))
                     written += 1
-        if read and not written:
-            raise DataError(
-                f"none of {read:,} documents is kept", where=source, fix="See what is dropped above."
-            )
+        if not written:
+            raise DataError(f"none of {read:,} documents is kept", where=source, fix="Name another file.")
     sys.stdout.write(f"{output}: {written:,} documents\n")

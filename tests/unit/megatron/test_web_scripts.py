@@ -217,6 +217,14 @@ def test_ids_and_joined_files(tmp_path: Path) -> None:
         ("cleanup_dataset a b --vocab-file c", "--vocab-file and --merge-file go together"),
         ("add_id --input-file a.txt --output-file b --id-prefix c", "a.txt"),
         ("merge_jsons --max-bad 7", "7 is no share"),
+        ("find_duplicates --inputs empty.jsonl id --output b", "empty.jsonl: there is no document"),
+        ("add_id --input-file empty.jsonl --output-file b --id-prefix c", "none of 0 documents"),
+        ("group_duplicate_url x.jsonl b", "x.jsonl:1: is no line of find_duplicates"),
+        ("remove_group_duplicates x.jsonl x.jsonl b", "x.jsonl:1: is no line of group_duplicate_url"),
+        (
+            "filter_ngrams --tasks lambada --lambada-path empty.jsonl --dedup-dataset x.jsonl a --output b",
+            "lambada: no item has 8 words",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(
@@ -225,6 +233,8 @@ def test_what_is_wrong_is_said(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("a")
     (tmp_path / "x.json").write_text("{}")
+    (tmp_path / "x.jsonl").write_text('{"a": 5}')
+    (tmp_path / "empty.jsonl").touch()
     with pytest.raises((ConfigError, DataError)) as refused:
         typed(line)
     assert message in str(refused.value)
