@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+import yaml
 
 from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.megatron.loss_scale import loss_scale_entry, read_loss_scale
@@ -154,6 +155,21 @@ def test_the_printed_config_trains_the_same(capsys):
     train(Path("again.yaml"))
     assert losses(records("again")) == losses(records("ck"))
     assert Path("again", TRACKER).read_text() == "4"
+
+
+def test_a_config_of_deepspeed_wins_over_the_flags(capsys):
+    given = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 8,
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 0.5,
+    }
+    Path("ds.json").write_bytes(orjson.dumps(given))
+    pretrain("--save", "new", "--deepspeed", "--deepspeed_config", "ds.json", "--print-config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["micro_batch_size"], printed["global_batch_size"]) == (1, 8)
+    assert (printed["layout"]["zero"], printed["clip_grad_norm"]) == (2, 0.5)
+    assert printed["optimizer"]["lr"] == 1e-2
 
 
 def test_a_loss_scale_goes_there_and_back():
