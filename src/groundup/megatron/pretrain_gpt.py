@@ -63,6 +63,7 @@ def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretrainin
     settings.copy_plain()
     dp = put_layout(settings, rank)
     sizes, num_steps = put_batches(settings, dp)
+    beginning = beginning.of_length(num_steps)
     tokenizer = put_data(settings, Path(given["save"]))
     vocab_size, source = tokenizer.vocab_size, "the tokenizer"
     if beginning.path is not None:  # whose model may have more ids than the tokenizer

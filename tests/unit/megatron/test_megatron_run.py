@@ -108,6 +108,16 @@ def test_where_both_have_a_checkpoint_ours_goes_on_unless_theirs_is_newer(capsys
     assert "path: newer " in printed and "state: true" in printed
 
 
+def test_a_longer_run_goes_on_as_a_new_one(capsys):
+    flags = [*FLAGS, "--save", "ck", "--load", "ck", "--print-config"]
+    flags[flags.index("--train-iters") + 1] = "6"
+    megatron("pretrain_gpt", *flags)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["run_dir"] == "ck/groundup_2"
+    assert printed["start"]["path"] == "ck/groundup/checkpoints/step_0000004"
+    assert printed["start"]["state"] is True
+
+
 def test_finetuning_takes_the_weights_alone(capsys):
     pretrain("--save", "tuned", "--load", "ck", "--finetune", "--print-config")
     assert "state: false" in capsys.readouterr().out
