@@ -5,11 +5,13 @@ import logging
 import shlex
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from groundup.core.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
+    from groundup.megatron.pretrain_gpt import Pretraining
     from groundup.parallel.device import PrecisionName
 
 _PRINT_CONFIG = "--print-config"
@@ -75,17 +77,34 @@ def pretrain_gpt(words: Sequence[str]) -> None:
     others = rank is not None and rank.rank > 0  # who would say the same
     with quiet(logging.ERROR) if others else contextlib.nullcontext():
         asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank)
+        if asked.deepspeed:
+            _lay_over(asked, asked.deepspeed)
+    resolved = asked.config()
     if _PRINT_CONFIG in words:
-        print(asked.config.render())
+        print(resolved.render())
         return
-    config = asked.config.value
+    config = resolved.value
     _require_precision(config.precision)
     file = config.run_dir / "pretrain_gpt.yaml"
     if rank is None:  # ranks that are started from here find the config there
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as stream:
             stream.write(to_yaml(config).encode())
-    train_resolved(asked.config, asked.max_restarts, [str(file)])
+    train_resolved(resolved, asked.max_restarts, [str(file)])
+
+
+def _lay_over(asked: "Pretraining", path: Path) -> None:
+    """Lays DeepSpeed's config over what the flags say; tells what has no counterpart."""
+    from groundup.core.config_sources import merge
+    from groundup.core.log import logger
+    from groundup.deepspeed.translate import translate
+
+    found = translate(path, ranks=asked.tree["layout"]["dp"])
+    for note in found.notes:
+        if not note.is_harmless:
+            logger.warning("%s", note)
+    merge(asked.tree, found.tree)
+    asked.origins.update(found.origins)
 
 
 def _require_precision(name: "PrecisionName") -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 import torch
+import yaml
 
 from groundup.checkpoint.formats import open_lazy
 from groundup.checkpoint.megatron.loss_scale import loss_scale_entry, read_loss_scale
@@ -107,6 +108,16 @@ def test_where_both_have_a_checkpoint_ours_goes_on_unless_theirs_is_newer(capsys
     assert "path: newer " in printed and "state: true" in printed
 
 
+def test_a_longer_run_goes_on_as_a_new_one(capsys):
+    flags = [*FLAGS, "--save", "ck", "--load", "ck", "--print-config"]
+    flags[flags.index("--train-iters") + 1] = "6"
+    megatron("pretrain_gpt", *flags)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["run_dir"] == "ck/groundup_2"
+    assert printed["start"]["path"] == "ck/groundup/checkpoints/step_0000004"
+    assert printed["start"]["state"] is True
+
+
 def test_finetuning_takes_the_weights_alone(capsys):
     pretrain("--save", "tuned", "--load", "ck", "--finetune", "--print-config")
     assert "state: false" in capsys.readouterr().out
@@ -154,6 +165,21 @@ def test_the_printed_config_trains_the_same(capsys):
     train(Path("again.yaml"))
     assert losses(records("again")) == losses(records("ck"))
     assert Path("again", TRACKER).read_text() == "4"
+
+
+def test_a_config_of_deepspeed_wins_over_the_flags(capsys):
+    given = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 8,
+        "zero_optimization": {"stage": 2},
+        "gradient_clipping": 0.5,
+    }
+    Path("ds.json").write_bytes(orjson.dumps(given))
+    pretrain("--save", "new", "--deepspeed", "--deepspeed_config", "ds.json", "--print-config")
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert (printed["micro_batch_size"], printed["global_batch_size"]) == (1, 8)
+    assert (printed["layout"]["zero"], printed["clip_grad_norm"]) == (2, 0.5)
+    assert printed["optimizer"]["lr"] == 1e-2
 
 
 def test_a_loss_scale_goes_there_and_back():

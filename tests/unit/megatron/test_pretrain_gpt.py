@@ -69,7 +69,7 @@ def settings_of(flags: str, *, ranks: int = 1) -> dict:
             else:
                 flat[prefix + key] = value
 
-    flatten(to_dict(read_pretrain_gpt(shlex.split(flags), rank).config.value), "")
+    flatten(to_dict(read_pretrain_gpt(shlex.split(flags), rank).config().value), "")
     return flat
 
 
@@ -315,7 +315,7 @@ def test_blends():
     flags = BASE.replace(
         "--data-path data_text_document", "--data-path 0.3 data_text_document 0.7 data_text_document"
     )
-    config = read_pretrain_gpt(flags.split(), None).config.value
+    config = read_pretrain_gpt(flags.split(), None).config().value
     assert {name: (str(one.path), one.weight) for name, one in config.data.sources.items()} == {
         "data_text_document": ("data_text_document", 0.3),
         "data_text_document_2": ("data_text_document", 0.7),
@@ -337,7 +337,7 @@ def test_the_generation_can_be_named():
 def test_data_of_each_split():
     parts = " ".join(f"--{part}-data-path data_text_document" for part in ("train", "valid", "test"))
     flags = BASE.replace("--data-path data_text_document", parts)
-    config = read_pretrain_gpt(flags.split(), None).config.value
+    config = read_pretrain_gpt(flags.split(), None).config().value
     assert config.data.split == "1,0,0"
     assert config.validation.interval == 50
     assert [list(part) for part in (config.data.validation, config.data.test)] == [["data_text_document"]] * 2
