@@ -15,6 +15,7 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
+from groundup.train.megatron_lines import LogStyle
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -52,11 +53,15 @@ class LogConfig:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
         tensorboard: Also write TensorBoard events.
         tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
+        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
+            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
+            a GPU), "megatron_2023" or "megatron_core" (2026).
     """
 
     interval: Positive = 10
     tensorboard: bool = False
     tensorboard_dir: Path | None = None
+    style: LogStyle = "groundup"
 
     def __post_init__(self) -> None:
         """Refuses a folder for events that are not written."""
@@ -223,7 +228,7 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order != "seeded":
             raise ValueError(
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
@@ -260,6 +265,21 @@ class TrainConfig:
     def length_in(self) -> LengthIn:
         """Lengths in the schedule's unit."""
         return LengthIn(self.schedule_unit, self.batch_sizes, self.data.sequence_length)
+
+    @property
+    def samples_of_a_validation(self) -> int:
+        """Samples that one validation takes; 0 for the whole split."""
+        return self.validation.num_batches * self.micro_batch_size
+
+    @property
+    def planned_samples(self) -> dict[str, int]:
+        """Samples of the whole run by what they are for, as ``open_splits`` takes them."""
+        interval, each = self.validation.interval, self.samples_of_a_validation
+        return {
+            "num_samples": self.num_samples,
+            "validation_samples": (self.num_steps // interval + 1) * each if interval else 0,
+            "test_samples": each if interval else 0,
+        }
 
     @property
     def horizon(self) -> float:

@@ -113,7 +113,7 @@ def _require_same_run(
         )
     before, now = _flat(about.config), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
+    fixed_length = ("num_steps",) if config.data.order != "seeded" else ()
     forbidden = [
         key
         for key in changed

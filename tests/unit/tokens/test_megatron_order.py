@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from groundup.core.errors import DataError
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.sampling.data_config import DataConfig
-from groundup.tokens.sampling.feasibility import split_ranges
 from groundup.tokens.sampling.megatron_order import megatron_order
+from groundup.tokens.sampling.split_documents import split_ranges
 from groundup.tokens.sampling.splits import open_splits
 
 RECORDED = ("one_epoch_969_30_1_s128", "multi_epoch_separate_969_30_1_s128")
