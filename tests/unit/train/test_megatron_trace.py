@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.megatron.write import write_megatron
@@ -29,14 +30,17 @@ from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.model import open_native, write_native
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
+from groundup.core.config import from_dict, to_dict
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.train.adamw import AdamW
 from groundup.train.config import LogConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.schedules import lr_ratio
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps
+from tests.guides import blocks
 from tests.megatron_files import edit, rank_files
 from tests.runs import run
-from tests.tiny import tiny_tokenizer
+from tests.tiny import tiny_model, tiny_tokenizer
 from tests.unit.train.megatron_run import write_data
 
 HERE = Path(__file__).parent
@@ -105,6 +109,16 @@ def test_the_trace_is_megatrons_own(config: TrainConfig, capsys: pytest.CaptureF
         for mine, number in zip(NUMBER.findall(own), NUMBER.findall(recorded), strict=True):
             rounding = 0 if "E" in number else 6e-4  # grad norm, printed to three places
             assert float(mine) == pytest.approx(float(number), rel=1e-4, abs=rounding), own
+
+
+def test_the_settings_of_the_guide_are_known() -> None:
+    (block,) = blocks("docs/guides/conversion.md", "yaml")
+    model = to_dict(tiny_model("gpt2", max_sequence_length=1024).config)
+    config = from_dict(TrainConfig, {**yaml.safe_load(block), "model": model}, where="the guide")
+    # After 8,000 samples of a warm-up of 25,600, as in misc/lr_wd_schedules.json of the reference.
+    rate = lr_ratio(config.schedule, 8000, warmup=config.warmup_length, horizon=config.horizon)
+    assert 1.5e-4 * rate == pytest.approx(4.6875e-05)
+    assert config.optimizer.lr * config.schedule.min_ratio == pytest.approx(1e-5)
 
 
 @pytest.mark.parametrize(
