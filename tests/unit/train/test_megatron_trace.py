@@ -91,6 +91,18 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
     )
 
 
+def test_fewer_steps_of_a_planned_run(config: TrainConfig, tmp_path: Path) -> None:
+    data = dataclasses.replace(config.data, planned_samples=64)
+    begun = dataclasses.replace(config, run_dir=tmp_path / "run", data=data, num_steps=9)
+    losses = [record["loss"] for record in run(begun) if record["kind"] == "train"]
+    longer = run(dataclasses.replace(begun, num_steps=12))
+    losses += [record["loss"] for record in longer if record["kind"] == "train"][3:]
+    recorded = re.findall(r"lm loss: ([\dE.+-]+)", (HERE / "megatron_trace.txt").read_text())
+    assert losses == pytest.approx([float(loss) for loss in recorded[:6]], rel=1e-4)
+    with pytest.raises(ValueError, match=r"planned_samples 64 is less than the 68 samples of num_steps 17"):
+        dataclasses.replace(begun, num_steps=17)
+
+
 def comparable(log: str) -> list[str]:
     """The lines of iterations and validations, without the time that they took."""
     chosen = [line for line in log.splitlines() if line.startswith((" iteration ", " validation loss "))]
