@@ -41,6 +41,7 @@ from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling
+from groundup.models.stablelm import StableLMConfig
 from groundup.train.optim import AdamW, Muon, Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.cosine import Cosine
@@ -67,6 +68,7 @@ MODELS: dict[str, ModelConfig] = {
         rope_scaling=LinearRopeScaling(factor=4),
         **_SIZES,
     ),
+    "stablelm": StableLMConfig(num_heads=4, num_kv_heads=2, rotary_fraction=0.5, linear_bias="qkv", **_SIZES),
 }
 
 SCHEDULES = [

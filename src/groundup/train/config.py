@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
@@ -14,7 +15,7 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
-from groundup.train.megatron_lines import LogStyle
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -42,23 +43,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class LogConfig:
-    """How often the run reports, and where.
-
-    Attributes:
-        interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events to the run folder.
-        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
-            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
-            a GPU), "megatron_2023" or "megatron_core" (2026).
-    """
-
-    interval: Positive = 10
-    tensorboard: bool = False
-    style: LogStyle = "groundup"
 
 
 @config
@@ -122,12 +106,14 @@ class CheckpointConfig:
         keep_last: Newest sound checkpoints that stay on disk; damaged ones stay too.
         keep_every: Interval in steps of checkpoints that stay for good; 0 for none.
         asynchronous: Write while training continues; takes host memory for a copy of the state.
+        megatron: What is written for Megatron-LM beside them.
     """
 
     interval: Positive = 1000
     keep_last: Positive = 2
     keep_every: NotNegative = 0
     asynchronous: bool = False
+    megatron: MegatronCopies = MegatronCopies()
 
 
 @config

@@ -33,7 +33,8 @@ from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.config import from_dict, to_dict
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.train.adamw import AdamW
-from groundup.train.config import LogConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.config import StartConfig, TrainConfig, ValidationConfig
+from groundup.train.log_config import LogConfig
 from groundup.train.schedules import lr_ratio
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps

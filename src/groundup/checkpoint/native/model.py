@@ -102,6 +102,7 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         companions=companions,
         megatron_args=about.megatron_args or {},
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
+        loss_scale=manifest.counts.loss_scale or {},
     )
 
 
@@ -145,7 +146,10 @@ def write_native(
                 unnamed,
                 write_groups(unnamed, groups, on_write=on_write),
                 counts=TrainingCounts(
-                    step=stored.step, samples=stored.samples, updated_samples=stored.updated_samples
+                    step=stored.step,
+                    samples=stored.samples,
+                    updated_samples=stored.updated_samples,
+                    loss_scale=dict(stored.loss_scale) or None,
                 ),
                 about=about,
                 tokenizer=stored.tokenizer,
