@@ -104,6 +104,28 @@ def test_fewer_steps_of_a_planned_run(config: TrainConfig, tmp_path: Path) -> No
         dataclasses.replace(begun, num_steps=17)
 
 
+def test_the_checkpoint_itself_begins_the_run(config: TrainConfig, tmp_path: Path) -> None:
+    """Without being converted, with the rows that fill up the vocabulary and without them."""
+    assert config.start.path is not None
+    folder = tmp_path / "megatron"
+    shutil.copytree(config.start.path.parent / "megatron", folder)
+    tiny_tokenizer().save(folder / "tokenizer")
+    short = dataclasses.replace(config.data, planned_samples=64)
+    direct = dataclasses.replace(
+        config, data=short, num_steps=8, start=StartConfig(path=folder, state=True), run_dir=tmp_path / "with"
+    )
+    recorded = re.findall(r"lm loss: ([\dE.+-]+)", (HERE / "megatron_trace.txt").read_text())
+    theirs = [float(loss) for loss in recorded[:2]]
+    assert [record["loss"] for record in run(direct) if record["kind"] == "train"] == pytest.approx(
+        theirs, rel=1e-4
+    )
+    true = dataclasses.replace(direct.model, vocab_size=300)
+    fewer = run(dataclasses.replace(direct, model=true, run_dir=tmp_path / "without"))
+    losses = [record["loss"] for record in fewer if record["kind"] == "train"]
+    assert losses != pytest.approx(theirs, rel=1e-4)
+    assert losses == pytest.approx(theirs, rel=0.02)
+
+
 def comparable(log: str) -> list[str]:
     """The lines of iterations and validations, without the time that they took."""
     chosen = [line for line in log.splitlines() if line.startswith((" iteration ", " validation loss "))]
