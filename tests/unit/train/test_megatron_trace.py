@@ -105,7 +105,7 @@ def test_fewer_steps_of_a_planned_run(config: TrainConfig, tmp_path: Path) -> No
 
 
 def test_the_checkpoint_itself_begins_the_run(config: TrainConfig, tmp_path: Path) -> None:
-    """Without being converted, with the rows that fill up the vocabulary and without them."""
+    """Without being converted, and with the rows that fill up the vocabulary: the config has as many ids."""
     assert config.start.path is not None
     folder = tmp_path / "megatron"
     shutil.copytree(config.start.path.parent / "megatron", folder)
@@ -119,11 +119,6 @@ def test_the_checkpoint_itself_begins_the_run(config: TrainConfig, tmp_path: Pat
     assert [record["loss"] for record in run(direct) if record["kind"] == "train"] == pytest.approx(
         theirs, rel=1e-4
     )
-    true = dataclasses.replace(direct.model, vocab_size=300)
-    fewer = run(dataclasses.replace(direct, model=true, run_dir=tmp_path / "without"))
-    losses = [record["loss"] for record in fewer if record["kind"] == "train"]
-    assert losses != pytest.approx(theirs, rel=1e-4)
-    assert losses == pytest.approx(theirs, rel=0.02)
 
 
 def comparable(log: str) -> list[str]:
@@ -156,6 +151,7 @@ def test_the_settings_of_the_guide_are_known() -> None:
     assert config.optimizer.lr * config.schedule.min_ratio == pytest.approx(1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [
