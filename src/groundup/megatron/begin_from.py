@@ -15,12 +15,13 @@ from groundup.checkpoint.megatron.ranks import (
     is_distributed,
     open_ranks,
 )
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import CHECKPOINTS, list_checkpoints, step_of
 from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.megatron.model_flags import MODEL_NAMES
 from groundup.megatron.parse_flags import Given
-from groundup.megatron.settings import refusal
+from groundup.megatron.setting_tree import refusal
 
 _RUN = "groundup"
 """Our run below ``--save``; later ones, which began with what Megatron-LM left there, are ``groundup_N``."""
@@ -35,12 +36,30 @@ class Beginning:
         path: A checkpoint; None for random weights, or where the run goes on.
         state: Whether with the optimizer's state and the step.
         args: Megatron-LM's of that checkpoint, or none.
+        newest: The checkpoint in the run folder from which the run goes on; None where it begins.
     """
 
     run_dir: Path
     path: Path | None = None
     state: bool = False
     args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    newest: Path | None = None
+
+    def of_length(self, num_steps: int) -> "Beginning":
+        """The same for a run of so many steps: Megatron-LM's order of samples depends on their number.
+
+        A run of another length goes on as a new one, with the state of the old one.
+        """
+        if self.newest is None:
+            return self
+        before = read_checkpoint_manifest(self.newest).about.config.get("num_steps")
+        if before == num_steps:
+            return self
+        run_dir = _free_run(self.run_dir.parent)
+        logger.info(
+            "%s was of %s steps and is now of %d: it goes on in %s", self.run_dir, before, num_steps, run_dir
+        )
+        return Beginning(run_dir, self.newest, state=True)
 
 
 def find_beginning(given: Given) -> Beginning:
@@ -62,7 +81,7 @@ def find_beginning(given: Given) -> Beginning:
             raise refusal(f"--finetune begins a run, and {save} holds one", "Name another --save.")
         if not is_same:
             logger.info("%s holds a run of step %d, which goes on", save, step_of(own))
-        return Beginning(own.parents[1])
+        return Beginning(own.parents[1], newest=own)
     if theirs is not None and not is_same:
         raise refusal(
             f"{save} holds checkpoints of Megatron-LM, which this run would replace",

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.config import Resolved, from_tree
+from groundup.core.config_sources import Tree
 from groundup.launch.env import RankInfo
 from groundup.megatron.batch_flags import put_batches, put_layout, put_schedule
 from groundup.megatron.begin_from import find_beginning, model_args
@@ -12,7 +13,7 @@ from groundup.megatron.data_flags import put_data
 from groundup.megatron.model_flags import put_model
 from groundup.megatron.parse_flags import parse_flags
 from groundup.megatron.run_flags import put_checkpoints, put_memory, put_optimizer, put_reports
-from groundup.megatron.settings import Settings
+from groundup.megatron.setting_tree import Settings
 from groundup.train.config import TrainConfig
 from groundup.train.init_weights import open_start
 
@@ -22,12 +23,24 @@ class Pretraining:
     """What a command line asks for.
 
     Attributes:
-        config: With the flags that each setting was made of.
+        tree: Settings of a run.
+        origins: The flags that each was made of.
+        deepspeed: A config of DeepSpeed's that wins over them; None for none.
         max_restarts: After failures.
     """
 
-    config: Resolved[TrainConfig]
+    tree: Tree
+    origins: dict[str, str]
+    deepspeed: Path | None
     max_restarts: int
+
+    def config(self) -> Resolved[TrainConfig]:
+        """The checked config.
+
+        Raises:
+            ConfigError: With the flags whose values cannot be.
+        """
+        return Resolved(from_tree(TrainConfig, self.tree, self.origins), self.origins)
 
 
 def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretraining:
@@ -50,6 +63,7 @@ def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretrainin
     settings.copy_plain()
     dp = put_layout(settings, rank)
     sizes, num_steps = put_batches(settings, dp)
+    beginning = beginning.of_length(num_steps)
     tokenizer = put_data(settings, Path(given["save"]))
     vocab_size, source = tokenizer.vocab_size, "the tokenizer"
     if beginning.path is not None:  # whose model may have more ids than the tokenizer
@@ -61,5 +75,5 @@ def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretrainin
     put_memory(settings)
     put_reports(settings)
     put_checkpoints(settings, model, beginning, num_steps)
-    config = from_tree(TrainConfig, settings.tree, settings.origins)
-    return Pretraining(Resolved(config, settings.origins), given["max_restarts"])
+    deepspeed = Path(given["deepspeed_config"]) if given["deepspeed_config"] else None
+    return Pretraining(settings.tree, settings.origins, deepspeed, given["max_restarts"])

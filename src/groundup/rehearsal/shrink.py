@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.errors import MachineError
 from groundup.parallel.device import PrecisionName, choose_precision
 from groundup.parallel.layout import Layout, describe_layout, stages_per_rank
@@ -79,7 +80,9 @@ def rehearsed_config(config: TrainConfig, *, run_dir: Path, data: Path, tokenize
         validation=ValidationConfig(interval=INTERVAL, num_batches=2),
         eval=EvalConfig(),
         sample=dataclasses.replace(config.sample, interval=INTERVAL if config.sample.interval else 0),
-        checkpoint=dataclasses.replace(config.checkpoint, interval=INTERVAL, keep_last=2, keep_every=0),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, interval=INTERVAL, keep_last=2, keep_every=0, megatron=MegatronCopies()
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from groundup.checkpoint.compare import Difference, compare
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.checkpoint.native.folder import (
     checkpoint_path,
     list_checkpoints,
@@ -86,7 +87,10 @@ def verify_resume(
         eval=EvalConfig(),
         sample=SampleConfig(),
         checkpoint=dataclasses.replace(
-            config.checkpoint, interval=num_steps, keep_last=CheckpointConfig().keep_last
+            config.checkpoint,
+            interval=num_steps,
+            keep_last=CheckpointConfig().keep_last,
+            megatron=MegatronCopies(),
         ),
     )
     if shrink:
