@@ -15,7 +15,7 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
-from groundup.train.megatron_lines import LogStyle
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -43,30 +43,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class LogConfig:
-    """How often the run reports, and where.
-
-    Attributes:
-        interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events.
-        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
-        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
-            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
-            a GPU), "megatron_2023" or "megatron_core" (2026).
-    """
-
-    interval: Positive = 10
-    tensorboard: bool = False
-    tensorboard_dir: Path | None = None
-    style: LogStyle = "groundup"
-
-    def __post_init__(self) -> None:
-        """Refuses a folder for events that are not written."""
-        if self.tensorboard_dir is not None and not self.tensorboard:
-            raise ValueError("tensorboard_dir goes with tensorboard=true")
 
 
 @config
@@ -233,6 +209,11 @@ class TrainConfig:
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
             )
+        if 0 < self.data.planned_samples < self.num_samples:
+            raise ValueError(
+                f"data.planned_samples {self.data.planned_samples} is less than the {self.num_samples}"
+                f" samples of num_steps {self.num_steps}"
+            )
         if self.data.sequence_length > self.model.max_sequence_length:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than"
@@ -282,9 +263,17 @@ class TrainConfig:
         }
 
     @property
+    def whole_length(self) -> float:
+        """Length of the run in the schedule's unit: that which was planned, where samples count."""
+        planned = self.data.planned_samples if self.schedule_unit == "samples" else 0
+        return planned or self.length_in.steps(self.num_steps)
+
+    @property
     def horizon(self) -> float:
         """The position at which the schedule ends, in its unit."""
-        return self.schedule_samples or self.length_in.steps(self.schedule_steps or self.num_steps)
+        if self.schedule_steps and not self.schedule_samples:
+            return self.length_in.steps(self.schedule_steps)
+        return self.schedule_samples or self.whole_length
 
     @property
     def warmup_length(self) -> float:

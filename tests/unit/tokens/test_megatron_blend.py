@@ -6,6 +6,7 @@
 little-endian, L + 1 tokens each, one behind the other) and the first token of the first samples.
 """
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -112,7 +113,7 @@ def data_config(prefixes, weights, order, split, length) -> DataConfig:  # type:
 
 def test_every_block_begins_where_the_one_before_it_ends() -> None:
     """The rule itself, one sample behind the other, over many blocks."""
-    plan = plan_blend("megatron", (0.31, 1e-3, 0.47, 0.219), 20_000)
+    plan = plan_blend("megatron", (0.31, 1e-3, 0.47, 0.219), 9_000)
     counts, sources = np.zeros(4), []
     for position in range(plan.size):
         source = int(np.argmax(plan.weights * max(position, 1) - counts))
@@ -122,8 +123,8 @@ def test_every_block_begins_where_the_one_before_it_ends() -> None:
     found = order.at(np.arange(plan.size))
     assert list(zip(*(part.tolist() for part in found), strict=True)) == sources
     assert order.counts(plan.size) == counts.tolist()
-    assert order.counts(9000) == np.bincount([source for source, _ in sources[:9000]]).tolist()
-    longest = order.longest([2000, 30, 10**9, 10**9])
+    assert order.counts(8000) == np.bincount([source for source, _ in sources[:8000]]).tolist()
+    longest = order.longest([2000, 9, 10**9, 10**9])
     within, beyond = order.counts(longest), order.counts(longest + 1)
     assert within[0] <= 2000 < beyond[0]
     assert order.longest([10**9] * 4) == plan.size
@@ -143,6 +144,17 @@ def test_sources_without_weights_are_read_once(prefixes: list[Path]) -> None:
         data_config(prefixes, None, "megatron", "1", 16)
     with pytest.raises(DataError, match="9,000 samples are planned, one epoch of each source has"):
         open_splits(data_config(prefixes, None, "megatron_core", "1", 16), seed=1, num_samples=9000)
+
+
+def test_the_order_is_that_of_the_planned_length(prefixes: list[Path]) -> None:
+    config = data_config(prefixes, (1, 2), "megatron", "1", 16)
+    planned = open_splits(dataclasses.replace(config, planned_samples=900), seed=1, num_samples=100).train
+    whole, short = (open_splits(config, seed=1, num_samples=count).train for count in (900, 100))
+    assert planned is not None and whole is not None and short is not None
+    np.testing.assert_array_equal(planned.batch(0, 900), whole.batch(0, 900))
+    assert (planned.batch(0, 100) != short.batch(0, 100)).any()
+    with pytest.raises(ValueError, match="planned_samples has no effect"):
+        dataclasses.replace(config, order="seeded", planned_samples=900)
 
 
 def test_packed_documents_have_no_such_order(prefixes: list[Path]) -> None:
