@@ -64,6 +64,7 @@ def generate(
     from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
     from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
+    from groundup.models import WeightDtypes
 
     given = [name for name, value in (("--prompt", prompt), ("--prompt-file", prompt_file), ("--file", file))
              if value is not None]  # fmt: skip
@@ -83,7 +84,7 @@ def generate(
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
     with joined(layout, model.device) as mesh:
-        loaded = open_over_ranks(path, model, mesh, "fp32")
+        loaded = open_over_ranks(path, model, mesh, WeightDtypes(default=torch_dtype(dtype)))
         with engine_on(loaded, mesh, dtype=torch_dtype(dtype)) as engine:
             if engine is None:
                 return

@@ -14,6 +14,7 @@ from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_token
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
+    from groundup.models import WeightDtypes
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a value, and without a second one that takes it back."""
@@ -114,8 +115,8 @@ class ModelOptions:
     device: Device = "auto"
     ema: Switch = False
 
-    def open(self, path: Path) -> "LoadedModel":
-        """Opens the model at a path.
+    def open(self, path: Path, dtypes: "WeightDtypes | None" = None) -> "LoadedModel":
+        """Opens the model at a path, in fp32 by default.
 
         Raises:
             CheckpointError: There is none, or no average where that is asked for.
@@ -123,7 +124,7 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(path, device=choose_device(self.device), ema=self.ema)
+        return open_model(path, device=choose_device(self.device), ema=self.ema, dtypes=dtypes)
 
 
 @Parameter(name="*")

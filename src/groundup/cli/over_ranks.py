@@ -14,8 +14,8 @@ from groundup.core.errors import ConfigError
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
     from groundup.cli.options import ModelOptions
-    from groundup.models import ModelConfig
-    from groundup.parallel.device import PrecisionName
+    from groundup.models import ModelConfig, WeightDtypes
+    from groundup.parallel.device import Precision, PrecisionName
     from groundup.parallel.layout import Layout
     from groundup.parallel.mesh import ParallelMesh
 
@@ -107,10 +107,40 @@ def joined(layout: "Layout", device: Literal["auto", "cpu", "cuda"]) -> "Iterato
     leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
 
 
-def open_over_ranks(
+def open_to_measure(
     path: Path, model: "ModelOptions", mesh: "ParallelMesh", precision: "PrecisionName"
 ) -> "LoadedModel":
+    """Opens a model to be used in a precision, as ``open_over_ranks``.
+
+    Linear layers have the weights to which autocast would round them, without a copy in fp32 beside them.
+
+    Raises:
+        CheckpointError, ConfigError: As ``open_over_ranks``.
+        MachineError: The hardware lacks the precision.
+    """
+    from groundup.models import WeightDtypes
+    from groundup.parallel.device import choose_precision
+
+    chosen = choose_precision(precision, mesh.device)
+    return open_over_ranks(path, model, mesh, WeightDtypes(linear=chosen.dtype), precision=chosen)
+
+
+def open_over_ranks(
+    path: Path,
+    model: "ModelOptions",
+    mesh: "ParallelMesh",
+    dtypes: "WeightDtypes",
+    *,
+    precision: "Precision | None" = None,
+) -> "LoadedModel":
     """Opens a model on the ranks of a mesh, each of which reads its part.
+
+    Args:
+        path: The model.
+        model: Which of its weights, and where.
+        mesh: Of the ranks.
+        dtypes: Of the weights.
+        precision: Of a pipeline stage's forward pass; by default it computes in the weights' dtype.
 
     Raises:
         CheckpointError: There is none, or no average where that is asked for.
@@ -118,13 +148,13 @@ def open_over_ranks(
     """
     from groundup.checkpoint.formats import open_lazy
     from groundup.checkpoint.load_over_ranks import load_over_ranks
-    from groundup.parallel.device import choose_precision
 
     if mesh.size == 1:
-        return model.open(path)
+        return model.open(path, dtypes)
     stored = open_lazy(path, ema=model.ema)
     _require_divisible(mesh, stored.config)
-    return load_over_ranks(stored, mesh, precision=choose_precision(precision, mesh.device).autocast)
+    context = precision.autocast if precision else contextlib.nullcontext
+    return load_over_ranks(stored, mesh, precision=context, dtypes=dtypes)
 
 
 def _require_divisible(mesh: "ParallelMesh", model: "ModelConfig") -> None:

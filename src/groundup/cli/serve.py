@@ -107,6 +107,7 @@ def serve(
     from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
     from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
+    from groundup.models import WeightDtypes
     from groundup.serve.engine_thread import in_passing_thread
     from groundup.serve.http_server import bind, run, url_of
     from groundup.serve.service import Service
@@ -124,7 +125,7 @@ def serve(
     with joined(layout, model.device) as mesh, contextlib.ExitStack() as until_the_end:
 
         def start_engine() -> "tuple[LoadedModel, Engine | None]":
-            loaded = open_over_ranks(path, model, mesh, "fp32")
+            loaded = open_over_ranks(path, model, mesh, WeightDtypes(default=torch_dtype(dtype)))
             started = engine_on(loaded, mesh, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
             return loaded, until_the_end.enter_context(started)
 

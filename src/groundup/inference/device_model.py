@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groundup.inference.packed_linear import PackedLinear, can_pack, with_packed_layers
+from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
 from groundup.models import ModelConfig, evaluating, lm_head
@@ -27,16 +27,30 @@ class DeviceModel:
         config: Of the model.
         vocab_size: Ids from here on are never produced.
         dtype: In which the model computes; one other than its weights' makes a copy of them.
+        owns_model: Whether nobody else uses the model, so that copies replace its weights.
     """
 
-    def __init__(self, model: nn.Module, config: ModelConfig, *, vocab_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        dtype: torch.dtype,
+        owns_model: bool = False,
+    ) -> None:
         weight = next(model.parameters())
-        whole: Any = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
+        whole: Any = model
+        if weight.dtype != dtype:
+            whole = (model if owns_model else copy.deepcopy(model)).to(dtype)
         self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
-        self._model = whole
         if can_pack(weight.device, dtype) and not model.training:
+            if not owns_model:
+                whole = sharing_weights(whole)
             self._head = PackedLinear(whole.head.weight[:vocab_size], None)
-            self._model = with_packed_layers(whole)
+            whole.head = None
+            pack_layers(whole)
+        self._model = whole
         self._device = weight.device
         self._config = config
         self._dtype = dtype

@@ -132,7 +132,8 @@ def engine_on(
 ) -> Iterator[Engine | None]:
     """Gives rank 0 an engine over all ranks of a mesh, while it is entered; others work for it meanwhile.
 
-    A rank that fails ends the others: their next word to it raises.
+    The model becomes the engine's, and is of no other use from then on. A rank that fails ends the others:
+    their next word to it raises.
 
     Args:
         loaded: Of ``load_over_ranks``; where the mesh is a single process, any.
@@ -147,7 +148,7 @@ def engine_on(
         ConfigError: The layout has replicas.
     """
     if mesh.size == 1:
-        yield Engine(loaded, dtype=dtype, **settings)
+        yield Engine(loaded, dtype=dtype, owns_model=True, **settings)
         return
     if mesh.num_replicas > 1:
         raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)

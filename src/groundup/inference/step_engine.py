@@ -35,6 +35,7 @@ class StepEngine:
             others wait for it.
         cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
         model: What computes, in this dtype; by default the loaded model on its device.
+        owns_model: Whether the loaded model is the engine's, which may then leave nothing of it to others.
     """
 
     def __init__(
@@ -46,13 +47,16 @@ class StepEngine:
         max_step_tokens: int = 256,
         cache_bytes: int = 1 << 30,
         model: StepModel | None = None,
+        owns_model: bool = False,
     ) -> None:
         config = loaded.config
         self.config = config
         self.tokenizer = loaded.tokenizer
         self.vocab_size = text_vocab_size(loaded)
         if model is None:
-            model = DeviceModel(loaded.model, config, vocab_size=self.vocab_size, dtype=dtype)
+            model = DeviceModel(
+                loaded.model, config, vocab_size=self.vocab_size, dtype=dtype, owns_model=owns_model
+            )
         block_bytes = BLOCK_SIZE * model.bytes_per_token
         num_blocks = min(
             cache_bytes // block_bytes, max_batch_size * -(-config.max_sequence_length // BLOCK_SIZE)
