@@ -25,6 +25,14 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute; auto takes a GPU where there is one.")
 ]
 
+GenerationDtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "int8"],
+    Parameter(
+        help="In which the model computes and its weights lie in memory. int8: linear layers have weights of"
+        " 8 bits, all else is in bfloat16; less memory than bfloat16, at most times slower (CPU only)."
+    ),
+]
+
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)

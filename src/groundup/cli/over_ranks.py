@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Literal
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from groundup.checkpoint.lazy import LoadedModel
-    from groundup.cli.options import ModelOptions
+    from groundup.cli.options import GenerationDtype, ModelOptions
     from groundup.models import ModelConfig, WeightDtypes
     from groundup.parallel.device import Precision, PrecisionName
     from groundup.parallel.layout import Layout
@@ -61,6 +63,27 @@ def undivided_layout(settings: Sequence[str]) -> "Layout":
     if layout.dp > 1:
         raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
     return layout
+
+
+def generation_dtypes(
+    dtype: "GenerationDtype", layout: "Layout", device: Literal["auto", "cpu", "cuda"]
+) -> "tuple[torch.dtype, WeightDtypes]":
+    """Returns the dtype of an engine, and those in which its model is loaded.
+
+    Raises:
+        ConfigError, MachineError: There are no kernels for it.
+    """
+    import torch
+
+    from groundup.inference.int8_linear import require_int8
+    from groundup.models import WeightDtypes
+    from groundup.parallel.device import choose_device
+
+    if dtype != "int8":
+        found: torch.dtype = getattr(torch, dtype)
+        return found, WeightDtypes(default=found)
+    require_int8(choose_device(device), layout.num_ranks)
+    return torch.int8, WeightDtypes(default=torch.bfloat16)
 
 
 def start_ranks(layout: "Layout", *, with_stdin: bool = False) -> None:

@@ -4,11 +4,18 @@ import contextlib
 import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from cyclopts import Parameter
 
-from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions, Override
+from groundup.cli.options import (
+    MODEL_AS_IT_IS,
+    NO_KEY,
+    GenerationDtype,
+    KeyOptions,
+    ModelOptions,
+    Override,
+)
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 
@@ -74,7 +81,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 5000,
     name: str | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    dtype: GenerationDtype = "float32",
     limits: LimitOptions = USUAL_LIMITS,
     key: KeyOptions = NO_KEY,
     model: ModelOptions = MODEL_AS_IT_IS,
@@ -101,13 +108,16 @@ def serve(
         host: The address to listen at; 0.0.0.0 is all of the machine's.
         port: To listen at; 0 takes a free one.
         name: Of the model for clients; the folder's when left out.
-        dtype: In which the model computes.
     """
-    from groundup.checkpoint.lazy import torch_dtype
-    from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
+    from groundup.cli.over_ranks import (
+        generation_dtypes,
+        joined,
+        open_over_ranks,
+        start_ranks,
+        undivided_layout,
+    )
     from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
-    from groundup.models import WeightDtypes
     from groundup.serve.engine_thread import in_passing_thread
     from groundup.serve.http_server import bind, run, url_of
     from groundup.serve.service import Service
@@ -118,6 +128,7 @@ def serve(
     if not 0 <= port < 1 << 16:
         raise ConfigError(f"--port {port} is no port: they go up to 65535")
     layout = undivided_layout(overrides)
+    engine_dtype, dtypes = generation_dtypes(dtype, layout, model.device)
     start_ranks(layout)
     listener = bind(host, port) if own_rank() == 0 else None
     if listener and host not in _LOCAL and api_key is None:
@@ -125,8 +136,8 @@ def serve(
     with joined(layout, model.device) as mesh, contextlib.ExitStack() as until_the_end:
 
         def start_engine() -> "tuple[LoadedModel, Engine | None]":
-            loaded = open_over_ranks(path, model, mesh, WeightDtypes(default=torch_dtype(dtype)))
-            started = engine_on(loaded, mesh, dtype=torch_dtype(dtype), max_batch_size=limits.max_batch_size)
+            loaded = open_over_ranks(path, model, mesh, dtypes)
+            started = engine_on(loaded, mesh, dtype=engine_dtype, max_batch_size=limits.max_batch_size)
             return loaded, until_the_end.enter_context(started)
 
         loaded, engine = in_passing_thread(start_engine) if mesh.is_first else start_engine()

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groundup.inference.int8_linear import Int8Linear, require_int8
 from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
@@ -26,7 +27,8 @@ class DeviceModel:
             another one the linear layers are copied into a layout for decoding, where there is such a one.
         config: Of the model.
         vocab_size: Ids from here on are never produced.
-        dtype: In which the model computes; one other than its weights' makes a copy of them.
+        dtype: In which the model computes; one other than its weights' makes a copy of them. int8: linear
+            layers have weights of 8 bits; all else, the embedding too, is in bf16.
         owns_model: Whether nobody else uses the model, so that copies replace its weights.
     """
 
@@ -40,16 +42,20 @@ class DeviceModel:
         owns_model: bool = False,
     ) -> None:
         weight = next(model.parameters())
+        linear: type[Int8Linear | PackedLinear] = PackedLinear
+        if dtype == torch.int8:
+            require_int8(weight.device, 1)
+            dtype, linear = torch.bfloat16, Int8Linear
         whole: Any = model
         if weight.dtype != dtype:
             whole = (model if owns_model else copy.deepcopy(model)).to(dtype)
         self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
-        if can_pack(weight.device, dtype) and not model.training:
+        if linear is Int8Linear or (can_pack(weight.device, dtype) and not model.training):
             if not owns_model:
                 whole = sharing_weights(whole)
-            self._head = PackedLinear(whole.head.weight[:vocab_size], None)
+            self._head = linear(whole.head.weight[:vocab_size], None)
             whole.head = None
-            pack_layers(whole)
+            pack_layers(whole, linear)
         self._model = whole
         self._device = weight.device
         self._config = config

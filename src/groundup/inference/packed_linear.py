@@ -5,6 +5,7 @@ PyTorch hands plain weights to kernels that read them at half of the speed or le
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -53,9 +54,14 @@ def sharing_weights(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, kept)
 
 
-def pack_layers(model: nn.Module) -> None:
-    """Replaces the linear parts of a model's layers, one after the other; the head is left out."""
+def pack_layers(model: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+    """Replaces the linear parts of a model's layers, one after the other; the head is left out.
+
+    Args:
+        model: Changed in place.
+        pack: Makes another linear layer of weight and bias.
+    """
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Linear and child is not getattr(model, "head", None):
-                setattr(module, name, PackedLinear(child.weight, child.bias))
+                setattr(module, name, pack(child.weight, child.bias))

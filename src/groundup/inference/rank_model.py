@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
 from groundup.inference.engine import Engine
+from groundup.inference.int8_linear import require_int8
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
 from groundup.inference.step_engine import text_vocab_size
@@ -145,13 +146,15 @@ def engine_on(
         The engine; None on all ranks but the first, when there is no more to do.
 
     Raises:
-        ConfigError: The layout has replicas.
+        ConfigError: The layout has replicas, or ranks that share weights of 8 bits.
     """
     if mesh.size == 1:
         yield Engine(loaded, dtype=dtype, owns_model=True, **settings)
         return
     if mesh.num_replicas > 1:
         raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
+    if dtype == torch.int8:
+        require_int8(mesh.device, mesh.size)
     model = RankModel(loaded, dtype)
     if mesh.is_first:
         yield Engine(loaded, dtype=dtype, model=model, **settings)
