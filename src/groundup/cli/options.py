@@ -29,7 +29,7 @@ GenerationDtype = Annotated[
     Literal["float32", "bfloat16", "float16", "int8"],
     Parameter(
         help="In which the model computes and its weights lie in memory. int8: linear layers have weights of"
-        " 8 bits, all else is in bfloat16; less memory than bfloat16, at most times slower (CPU only)."
+        " 8 bits, all else is in bfloat16: less memory, and mostly slower (CPU only)."
     ),
 ]
 

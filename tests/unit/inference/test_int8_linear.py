@@ -119,7 +119,7 @@ def test_other_texts_in_the_batch_change_nothing() -> None:
 
 
 def test_where_there_are_no_kernels_it_is_refused() -> None:
-    with pytest.raises(MachineError, match="no kernels|gets no"):
+    with pytest.raises(MachineError, match="kernels for weights of 8 bits"):
         require_int8(torch.device("cuda"), 1)
     with pytest.raises(ConfigError, match="one process"):
         require_int8(CPU, 2)
