@@ -11,7 +11,7 @@ from groundup.checkpoint.lazy import as_lazy
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.nanogpt import write_nanogpt
 from tests.guides import ROOT, commands, require_shown, run, shell
-from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
+from tests.megatron_files import edit, make_bare, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import NANOGPT, tiny_model, tiny_tokenizer
 
 GUIDE = "docs/guides/conversion.md"
@@ -24,6 +24,8 @@ def folder(tmp_path):
     write_checkpoint(tiny_model("gpt2"), checkpoints / "gpt2", tp=2, pp=2)
     write_checkpoint(tiny_model("gpt2"), checkpoints / "codeparrot", tp=2)
     write_checkpoint(tiny_model("gpt2"), checkpoints / "gpt2-trained")
+    write_checkpoint(tiny_model("stablelm"), checkpoints / "bare-ids", tp=2)
+    make_bare(checkpoints / "bare-ids", vocab_size=299)
     for path in rank_files(checkpoints / "gpt2-trained"):
         edit(path, give_optimizer)
     tiny_tokenizer().save(tmp_path / "codeparrot-tokenizer")
@@ -46,7 +48,7 @@ def give_optimizer(content):
 def test_every_command_runs(folder):
     pytest.importorskip("transformers")
     lines = commands(GUIDE)
-    assert len(lines) == 11
+    assert len(lines) == 13
     printed = {line: run(line, folder) for line in lines}
     for command, out in printed.items():
         if command.startswith("groundup convert"):

@@ -41,7 +41,7 @@ class TokenizerOptions:
 
     Attributes:
         tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
-            name: gpt2, bytes, tiktoken:cl100k_base.
+            name: gpt2, bytes, tiktoken:cl100k_base, none:SIZE (texts are token ids).
         vocab_file: GPT-2's vocabulary, instead of --tokenizer.
         merge_file: GPT-2's merges, with --vocab-file.
         tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
@@ -118,10 +118,12 @@ class ModelOptions:
 
     Attributes:
         ema: Use the average of the weights that a run with ema.decay keeps.
+        tokenizer: Folder, file or name, where the model has none or another is meant.
     """
 
     device: Device = "auto"
     ema: Switch = False
+    tokenizer: Path | None = None
 
     def open(self, path: Path, dtypes: "WeightDtypes | None" = None) -> "LoadedModel":
         """Opens the model at a path, in fp32 by default.
@@ -132,7 +134,9 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(path, device=choose_device(self.device), ema=self.ema, dtypes=dtypes)
+        return open_model(
+            path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer, dtypes=dtypes
+        )
 
 
 @Parameter(name="*")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.int8_linear import Int8Linear, require_int8
 from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
 from groundup.inference.paged_cache import PagedCache
@@ -94,3 +95,11 @@ class DeviceModel:
             if plan.rows != list(range(len(plan.tokens))):
                 hidden_MD = hidden_MD[plan.rows]
             return self._head(hidden_MD).float()
+
+
+def text_vocab_size(loaded: LoadedModel) -> int:
+    """Returns the number of ids that mean something.
+
+    Some published models have more rows than their tokenizer has ids.
+    """
+    return min(loaded.config.vocab_size, loaded.tokenizer.vocab_size)

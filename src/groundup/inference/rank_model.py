@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
+from groundup.inference.device_model import text_vocab_size
 from groundup.inference.engine import Engine
 from groundup.inference.int8_linear import require_int8
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
-from groundup.inference.step_engine import text_vocab_size
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.parallel_model import ParallelModel, head_logits
 from groundup.parallel.rank_zero import RankZero

@@ -12,7 +12,7 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
 from groundup.inference.beam_search import BeamSearch
 from groundup.inference.block_manager import BlockManager
-from groundup.inference.device_model import DeviceModel
+from groundup.inference.device_model import DeviceModel, text_vocab_size
 from groundup.inference.request_rules import require_possible
 from groundup.inference.runner import Runner, StepModel
 from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each, without_followers
@@ -287,14 +287,6 @@ class StepEngine:
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(map(self.tokenizer.token_bytes, ids))
-
-
-def text_vocab_size(loaded: LoadedModel) -> int:
-    """Returns the number of ids that mean something.
-
-    Some published models have more rows than their tokenizer has ids.
-    """
-    return min(loaded.config.vocab_size, loaded.tokenizer.vocab_size)
 
 
 def _note_prompt(sequence: TokenSequence, positions: range, logits_RV: Tensor) -> None:

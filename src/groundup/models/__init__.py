@@ -13,18 +13,20 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from groundup.core.config import ByKind, config, from_dict
-from groundup.models import gpt2, llama
+from groundup.models import gpt2, llama, stablelm
 from groundup.models.gpt2 import GPT2, GPT2Config
 from groundup.models.llama import Llama, LlamaConfig
 from groundup.models.spec import Axes
+from groundup.models.stablelm import StableLM, StableLMConfig
 
-ModelConfig = Annotated[GPT2Config | LlamaConfig, ByKind]
+ModelConfig = Annotated[GPT2Config | LlamaConfig | StableLMConfig, ByKind]
 
-Model = GPT2 | Llama
+Model = GPT2 | Llama | StableLM
 
-_MODELS: dict[type, tuple[type[GPT2] | type[Llama], Axes]] = {
+_MODELS: dict[type, tuple[type[Model], Axes]] = {
     GPT2Config: (GPT2, gpt2.AXES),
     LlamaConfig: (Llama, llama.AXES),
+    StableLMConfig: (StableLM, stablelm.AXES),
 }
 
 

@@ -74,9 +74,16 @@ class Service:
         self._special_names = {number: name for name, number in loaded.tokenizer.special_tokens.items()}
 
     async def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; a long one does not hold up the others."""
+        """Returns the ids of a text; a long one does not hold up the others.
+
+        Raises:
+            Refusal: The tokenizer is a list of words, and something else is in the text.
+        """
         encode = self.loaded.tokenizer.encode
-        return encode(text) if len(text) < _LONG_TEXT else await asyncio.to_thread(encode, text)
+        try:
+            return encode(text) if len(text) < _LONG_TEXT else await asyncio.to_thread(encode, text)
+        except DataError as error:
+            raise Refusal(422, error.what, field="prompt", fix=error.fix) from None
 
     async def prompt_ids(self, text: str) -> list[int]:
         """Returns a prompt as the model saw texts in training; an empty one begins a document."""
