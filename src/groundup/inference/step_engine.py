@@ -1,6 +1,5 @@
 """Steps of generation: each continues all texts that are in work."""
 
-import dataclasses
 import itertools
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from groundup.core.errors import ConfigError
 from groundup.inference.beam_search import BeamSearch
 from groundup.inference.block_manager import BlockManager
 from groundup.inference.device_model import DeviceModel, text_vocab_size
-from groundup.inference.request_rules import require_possible
+from groundup.inference.request_rules import require_possible, with_stop_tokens
 from groundup.inference.runner import Runner, StepModel
 from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each, without_followers
 from groundup.inference.scheduler import Scheduler
@@ -90,7 +89,7 @@ class StepEngine:
             DataError, ConfigError: As ``check``.
         """
         self.check(request)
-        request = self._with_stop_tokens(request)
+        request = with_stop_tokens(request, self.tokenizer.special_tokens)
         number = next(self._numbers)
         if request.num_beams > 1:
             search = self._searches[number] = BeamSearch(number, request, self.context)
@@ -100,17 +99,6 @@ class StepEngine:
             self._fit(sequence)
         self.scheduler.add(sequence)
         return number
-
-    def _with_stop_tokens(self, request: Request) -> Request:
-        """Turns stop strings that name special tokens, which stand for no text, into their ids."""
-        special = self.tokenizer.special_tokens
-        if not (named := [stop for stop in request.stop if stop in special]):
-            return request
-        return dataclasses.replace(
-            request,
-            stop_ids={*request.stop_ids, *(special[stop] for stop in named)},
-            stop=[stop for stop in request.stop if stop not in special],
-        )
 
     def abort(self, number: int) -> None:
         """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
@@ -181,7 +169,7 @@ class StepEngine:
             DataError, ConfigError: As ``require_possible``.
         """
         require_possible(
-            self._with_stop_tokens(request),
+            with_stop_tokens(request, self.tokenizer.special_tokens),
             context=self.context,
             max_batch_size=self.scheduler.max_batch_size,
             model_ids=self.config.vocab_size,
