@@ -95,7 +95,7 @@ def text_generation_cli(arguments: Sequence[str]) -> None:
 def eval_lambada(arguments: Sequence[str]) -> None:
     """Measures a model by the protocols of tasks/main.py."""
     from groundup.cli.evaluation_tables import print_items, print_table
-    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
+    from groundup.cli.over_ranks import joined, layout_of, open_to_measure, start_ranks
     from groundup.eval.measure import measure
     from groundup.eval.tasks import configured_tasks
     from groundup.megatron.checkpoint_flags import (
@@ -117,7 +117,7 @@ def eval_lambada(arguments: Sequence[str]) -> None:
     with folder_of_tokenizer(given) as tokenizer, joined(layout, given.device) as mesh:
         precision = precision_of(given)
         model = ModelOptions(device=given.device, tokenizer=tokenizer)
-        loaded = open_over_ranks(given.load, model, mesh, precision)
+        loaded = open_to_measure(given.load, model, mesh, precision)
         require_shape(loaded.config, given)
         context = loaded.config.max_sequence_length
         if given.task == "WIKITEXT103" and given.seq_length not in (None, context):

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 
-from groundup.cli.options import MODEL_AS_IT_IS, NO_KEY, KeyOptions, ModelOptions, Override
+from groundup.cli.options import (
+    MODEL_AS_IT_IS,
+    NO_KEY,
+    GenerationDtype,
+    KeyOptions,
+    ModelOptions,
+    Override,
+)
 from groundup.core.errors import ConfigError
 from groundup.core.log import logger
 
 if TYPE_CHECKING:
-    from groundup.checkpoint.lazy import DtypeName, LoadedModel
+    from groundup.checkpoint.lazy import LoadedModel
     from groundup.parallel.layout import Layout
     from groundup.serve.service import Limits
     from groundup.serve.text_engine import TextEngine
@@ -76,7 +83,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 5000,
     name: str | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    dtype: GenerationDtype = "float32",
     engine: Literal["groundup", "vllm"] = "groundup",
     limits: LimitOptions = USUAL_LIMITS,
     key: KeyOptions = NO_KEY,
@@ -106,10 +113,9 @@ def serve(
         host: The address to listen at; 0.0.0.0 is all of the machine's.
         port: To listen at; 0 takes a free one.
         name: Of the model for clients; the folder's when left out.
-        dtype: In which the model computes.
         engine: What computes; what clients see is the same.
     """
-    from groundup.cli.over_ranks import start_ranks, undivided_layout
+    from groundup.cli.over_ranks import generation_dtypes, start_ranks, undivided_layout
     from groundup.launch.env import own_rank
     from groundup.serve.http_server import bind, run, url_of
     from groundup.serve.service import Service
@@ -123,6 +129,7 @@ def serve(
     layout = undivided_layout([word for word in overrides if word not in of_vllm])
     options = _Options(path, layout, model, dtype, limits.max_batch_size)
     if engine == "groundup":
+        generation_dtypes(dtype, layout, model.device)  # or it is refused, before ranks start
         start_ranks(layout)
     listener = bind(host, port) if own_rank() == 0 else None
     if listener and host not in _LOCAL and api_key is None:
@@ -145,23 +152,22 @@ class _Options:
     path: Path
     layout: "Layout"
     model: ModelOptions
-    dtype: "DtypeName"
+    dtype: GenerationDtype
     max_batch_size: int
 
 
 @contextlib.contextmanager
 def _own_engine(options: _Options) -> "Iterator[tuple[LoadedModel, TextEngine | None]]":
     """Opens the model on the ranks of the layout; rank 0 has the engine."""
-    from groundup.checkpoint.lazy import torch_dtype
-    from groundup.cli.over_ranks import joined, open_over_ranks
+    from groundup.cli.over_ranks import generation_dtypes, joined, open_over_ranks
     from groundup.inference.rank_model import engine_on
     from groundup.serve.engine_thread import in_passing_thread
 
     with joined(options.layout, options.model.device) as mesh, contextlib.ExitStack() as until_the_end:
 
         def start() -> "tuple[LoadedModel, TextEngine | None]":
-            loaded = open_over_ranks(options.path, options.model, mesh, "fp32")
-            dtype = torch_dtype(options.dtype)
+            dtype, dtypes = generation_dtypes(options.dtype, options.layout, options.model.device)
+            loaded = open_over_ranks(options.path, options.model, mesh, dtypes)
             started = engine_on(loaded, mesh, dtype=dtype, max_batch_size=options.max_batch_size)
             return loaded, until_the_end.enter_context(started)
 
@@ -177,6 +183,12 @@ def _vllm(options: _Options, settings: Sequence[str]) -> "Iterator[tuple[LoadedM
 
     if options.model.device != "auto":
         raise ConfigError("vLLM computes on what it is built for", where="--device", fix="Leave it out.")
+    if options.dtype == "int8":
+        raise ConfigError(
+            "vLLM rounds weights in ways of its own",
+            where="--dtype int8",
+            fix="Choose bfloat16, and perhaps vllm.quantization=...",
+        )
     layout, (tree, _) = options.layout, read_overrides(settings)
     degrees = {"tensor_parallel_size": layout.tp, "pipeline_parallel_size": layout.pp}
     with vllm_engine(

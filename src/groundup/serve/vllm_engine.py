@@ -18,10 +18,10 @@ from groundup.checkpoint.huggingface.weights import write_stored
 from groundup.checkpoint.lazy import DtypeName, LazyModel, LoadedModel, in_dtype, shared_fields, torch_dtype
 from groundup.core.config_sources import nearest
 from groundup.core.errors import ConfigError, MachineError
+from groundup.inference.device_model import text_vocab_size
 from groundup.inference.request_rules import require_possible, with_stop_tokens
 from groundup.inference.sampler import TokenLogprob
 from groundup.inference.sequence import Delta, FinishReason, Request
-from groundup.inference.step_engine import text_vocab_size
 from groundup.inference.text_stream import TextStream
 from groundup.models import build_model
 

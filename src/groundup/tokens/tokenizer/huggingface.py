@@ -190,7 +190,7 @@ class HuggingFaceTokenizer:
         return bytes(written.replace("\u2581", " ").encode())
 
     def save(self, folder: Path) -> None:
-        """Writes ``tokenizer.json``, ``tokenizer_config.json``, and the ``tokenizer.model`` that came along."""
+        """Writes ``tokenizer.json``, ``tokenizer_config.json`` and a ``tokenizer.model`` that came along."""
         if self._model_file is not None:
             with atomic_write(folder / "tokenizer.model") as file:
                 file.write(self._model_file)
