@@ -16,8 +16,8 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 8100,
-    "cli": 4950,
+    "checkpoint": 8200,
+    "cli": 5050,
     "core": 2500,
     "corpus": 9760,
     "eval": 3050,
@@ -27,7 +27,7 @@ BUDGETS = {
     "parallel": 1870,
     "serve": 1920,
     "report": 600,
-    "tokens": 7680,
+    "tokens": 7800,
     "train": 4300,
     "verify": 850,
 }
