@@ -37,11 +37,13 @@ start.path=runs/shakespeare start.state=true num_steps=6000 run_dir=runs/more
         groundup import nanogpt edu_fineweb10B
 
     Args:
-        path: A checkpoint or its folder, a folder of data, or a shard.
+        path: A checkpoint or its folder, a folder of data or one of its files, or a shard.
         out: The run folder to write, new; for data the folder to write to, by default its own.
         data: The folder of the data set that a checkpoint was trained on, where it is elsewhere.
         tokenizer: Folder, file or name of another one.
     """
+    if path.stem in NAMES and is_bare_tokens(path.parent):
+        path = path.parent
     if is_bare_tokens(path):
         _import_data(path, out or path, load_tokenizer(tokenizer) if tokenizer else _tokenizer_of_data(path))
         return

@@ -78,8 +78,10 @@ def test_a_run_and_its_data_are_gone_on_with(tmp_path: Path, capsys: pytest.Capt
 
 def test_tokens_are_linked_and_an_index_is_never_replaced_by_another(tmp_path: Path) -> None:
     data = prepare(tmp_path / "chars")
-    for _ in range(2):  # again, it does the same
-        groundup("import", "nanogpt", data, "--out", tmp_path / "linked")
+    with pytest.raises(DataError, match="of nanoGPT's make a data set with `groundup import nanogpt FOLDER`"):
+        open_source(data)
+    for path in (data, data / "train.bin"):  # again, it does the same
+        groundup("import", "nanogpt", path, "--out", tmp_path / "linked")
     assert (tmp_path / "linked" / "train.bin").samefile(data / "train.bin")
     source = open_source(tmp_path / "linked" / "train")
     text = load_tokenizer(tmp_path / "linked" / "train_tokenizer").decode(
