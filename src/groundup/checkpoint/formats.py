@@ -71,7 +71,6 @@ class CheckpointFormat:
         keeps_optimizer: Whether it can keep the state of an optimizer.
         keeps_masters: Whether it then keeps the weights in fp32 beside weights of 16 bits.
         keeps_run: Whether all that a run knows is in it, to go on from.
-        starts_training: Whether training can start from it.
         holds_all: Whether it takes every model of a family that has tables, where others may refuse some.
     """
 
@@ -84,7 +83,6 @@ class CheckpointFormat:
     keeps_optimizer: bool = False
     keeps_masters: bool = False
     keeps_run: bool = False
-    starts_training: bool = True
     holds_all: bool = False
 
     @property
@@ -121,7 +119,6 @@ FORMATS = (
         write_options={"tp": 1, "pp": 1, "names": "legacy"},
         keeps_optimizer=True,
         keeps_masters=True,
-        starts_training=False,
     ),
     CheckpointFormat(
         name="nanogpt",
@@ -182,20 +179,23 @@ def require_effect(to: CheckpointFormat, options: Mapping[str, Any]) -> dict[str
     return {option: value for option, value in options.items() if option in to.write_options}
 
 
-def open_model(path: Path, *, device: "torch.device", ema: bool = False) -> "LoadedModel":
+def open_model(
+    path: Path, *, device: "torch.device", ema: bool = False, tokenizer: Path | None = None
+) -> "LoadedModel":
     """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
         path: As ``open_lazy``.
         device: Where to.
         ema: As ``open_lazy``.
+        tokenizer: As ``open_lazy``.
 
     Raises:
         CheckpointError, DataError: As ``open_lazy``; also where weights are not finite.
     """
     from groundup.checkpoint.lazy import load, require_finite
 
-    loaded = load(open_lazy(path, ema=ema), device=device)
+    loaded = load(open_lazy(path, ema=ema, tokenizer=tokenizer), device=device)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, logical_weights, pad
-from groundup.core.errors import CheckpointError
+from groundup.core.errors import CheckpointError, DataError
 from groundup.models import ModelConfig, build_model
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.word_list import end_ids
@@ -22,6 +22,10 @@ from groundup.tokens.tokenizer.word_list import end_ids
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 _SHOWN = 3
+
+
+class NoTokenizer(DataError):
+    """A model comes without a tokenizer, and the user names none."""
 
 
 @runtime_checkable
@@ -72,10 +76,12 @@ class LazyModel:
         moments: "parameter name/entry" -> logical tensor of the optimizer; empty where there are none.
         step: Training step; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
+        updated_samples: Samples of the steps with an update; None for all.
         bos_ids: Ids that stand before every prompt.
         companions: Chat template, generation settings and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
         optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
+        loss_scale: State of the loss scaler, as far as it is known; empty where there was none.
     """
 
     config: ModelConfig
@@ -85,10 +91,12 @@ class LazyModel:
     moments: Mapping[str, LazyTensor] = dataclasses.field(default_factory=dict)
     step: int = 0
     samples: int = 0
+    updated_samples: int | None = None
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_scale: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses weights that do not fit the config, and a tokenizer with more ids than the model."""

@@ -58,6 +58,8 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
     "finetune": "train:finetune",
+    "rehearse": "rehearse:rehearse",
+    "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",
@@ -79,6 +81,7 @@ _VERBS = {
     "generate": "generate:generate",
     "serve": "serve:serve",
     "client": "client:client",
+    "megatron": "megatron:MEGATRON",  # reads the arguments of its scripts itself
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

@@ -109,10 +109,12 @@ class ModelOptions:
 
     Attributes:
         ema: Use the average of the weights that a run with ema.decay keeps.
+        tokenizer: Folder, file or name, where the model has none or another is meant.
     """
 
     device: Device = "auto"
     ema: Switch = False
+    tokenizer: Path | None = None
 
     def open(self, path: Path) -> "LoadedModel":
         """Opens the model at a path.
@@ -123,7 +125,7 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(path, device=choose_device(self.device), ema=self.ema)
+        return open_model(path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer)
 
 
 @Parameter(name="*")

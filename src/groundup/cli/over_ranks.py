@@ -122,7 +122,7 @@ def open_over_ranks(
 
     if mesh.size == 1:
         return model.open(path)
-    stored = open_lazy(path, ema=model.ema)
+    stored = open_lazy(path, ema=model.ema, tokenizer=model.tokenizer)
     _require_divisible(mesh, stored.config)
     return load_over_ranks(stored, mesh, precision=choose_precision(precision, mesh.device).autocast)
 

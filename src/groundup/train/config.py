@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
@@ -17,7 +18,7 @@ from groundup.train.ema import EmaConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
-from groundup.train.schedules.warmup import Steps, Warmup
+from groundup.train.schedules.warmup import LengthIn, ScheduleUnit, Steps, Warmup
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuardConfig
 
 
@@ -49,11 +50,18 @@ class LogConfig:
 
     Attributes:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events to the run folder.
+        tensorboard: Also write TensorBoard events.
+        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
     """
 
     interval: Positive = 10
     tensorboard: bool = False
+    tensorboard_dir: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses a folder for events that are not written."""
+        if self.tensorboard_dir is not None and not self.tensorboard:
+            raise ValueError("tensorboard_dir goes with tensorboard=true")
 
 
 @config
@@ -117,12 +125,14 @@ class CheckpointConfig:
         keep_last: Newest sound checkpoints that stay on disk; damaged ones stay too.
         keep_every: Interval in steps of checkpoints that stay for good; 0 for none.
         asynchronous: Write while training continues; takes host memory for a copy of the state.
+        megatron: What is written for Megatron-LM beside them.
     """
 
     interval: Positive = 1000
     keep_last: Positive = 2
     keep_every: NotNegative = 0
     asynchronous: bool = False
+    megatron: MegatronCopies = MegatronCopies()
 
 
 @config
@@ -142,6 +152,10 @@ class TrainConfig:
         schedule: Learning rate after the warm-up.
         warmup: Length of the linear warm-up of the learning rate.
         schedule_steps: Horizon of the schedule in steps; 0 for ``num_steps``.
+        schedule_samples: Horizon of the schedule in samples, where it counts these; 0 for ``schedule_steps``.
+        schedule_unit: What the learning rate of an update is a function of: "steps", its number counted
+            from 1; or "samples", those of the updates before it, as in Megatron-LM, whose first update
+            takes the rate of 0 samples.
         clip_grad_norm: Largest global norm of gradients; 0 for no clipping.
         precision: Format of matrix products; ``auto`` takes the best that the hardware has.
         loss_scale: Dynamic loss scale of fp16.
@@ -175,6 +189,8 @@ class TrainConfig:
     schedule: LrSchedule = Cosine()
     warmup: Warmup = Steps()
     schedule_steps: NotNegative = 0
+    schedule_samples: NotNegative = 0
+    schedule_unit: ScheduleUnit = "steps"
     clip_grad_norm: NotNegativeFloat = 1.0
     precision: PrecisionName = "auto"
     loss_scale: LossScaleConfig = LossScaleConfig()
@@ -219,12 +235,15 @@ class TrainConfig:
             )
         if self.sample.interval and self.layout.ranks_of_a_copy > 1:
             raise ValueError("sample.interval needs layout.tp, cp and pp 1: generation runs on one rank yet")
-        if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
+        if self.schedule_samples and self.schedule_unit == "steps":
+            raise ValueError("schedule_samples needs schedule_unit samples; else set schedule_steps")
+        if self.warmup_length >= self.horizon and self.warmup_length > 0:
             length = f"warmup.{self.warmup.kind}"  # the field of each kind is named as the kind is
-            horizon = "schedule_steps" if self.schedule_steps else "num_steps"
+            horizons = ("schedule_samples", "schedule_steps", "num_steps")
+            horizon = next(name for name in horizons if getattr(self, name))
             raise ValueError(
-                f"{length} makes the warm-up {self.warmup_steps:g} steps long, and the schedule ends after"
-                f" {horizon}={self.horizon_steps}; lower {length} or raise {horizon}"
+                f"{length} makes the warm-up {self.warmup_length:g} {self.schedule_unit} long, and the"
+                f" schedule ends after {horizon}={getattr(self, horizon)}; lower {length} or raise {horizon}"
             )
 
     @property
@@ -238,14 +257,16 @@ class TrainConfig:
         return self.batch_sizes.after(self.num_steps)
 
     @property
-    def horizon_steps(self) -> int:
-        """The step at which the schedule ends."""
-        return self.schedule_steps or self.num_steps
+    def length_in(self) -> LengthIn:
+        """Lengths in the schedule's unit."""
+        return LengthIn(self.schedule_unit, self.batch_sizes, self.data.sequence_length)
 
     @property
-    def warmup_steps(self) -> float:
-        """Length of the warm-up in steps."""
-        length = self.data.sequence_length
-        return self.warmup.in_steps(
-            self.horizon_steps, lambda tokens: self.batch_sizes.steps_to(tokens / length)
-        )
+    def horizon(self) -> float:
+        """The position at which the schedule ends, in its unit."""
+        return self.schedule_samples or self.length_in.steps(self.schedule_steps or self.num_steps)
+
+    @property
+    def warmup_length(self) -> float:
+        """Length of the warm-up in the schedule's unit."""
+        return self.warmup.length(self.horizon, self.length_in)

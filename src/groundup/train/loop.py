@@ -59,7 +59,9 @@ def train(
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
-        tensorboard=config.log.tensorboard,
+        tensorboard=config.log.tensorboard_dir or config.run_dir / "tensorboard"
+        if config.log.tensorboard
+        else None,
         mute=not run.mesh.is_first,
     )
     report = Report(run, metrics)

@@ -110,6 +110,7 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
             every=config.checkpoint.keep_every,
             back=config.spike_guard.back if isinstance(config.spike_guard, RollbackGuard) else 0,
         ),
+        copy=config.checkpoint.megatron.write if config.checkpoint.megatron.path else None,
     )
 
 

@@ -65,6 +65,7 @@ class TrainState:
         spike_guard: Judges steps; None where every step counts.
         step: Steps done.
         samples: Position in the data.
+        updated_samples: Samples of the steps with an update.
         tokens: Targets trained on.
         skipped_steps: Steps without an update.
         bos_ids: Ids before every prompt, where the model that the run began with has some.
@@ -79,6 +80,7 @@ class TrainState:
     spike_guard: SpikeGuard | None = None
     step: int = 0
     samples: int = 0
+    updated_samples: int = 0
     tokens: int = 0
     skipped_steps: int = 0
     bos_ids: tuple[int, ...] = ()
@@ -108,6 +110,7 @@ class TrainState:
             counts=TrainingCounts(
                 step=self.step,
                 samples=self.samples,
+                updated_samples=None if self.updated_samples == self.samples else self.updated_samples,
                 tokens=self.tokens,
                 skipped_steps=self.skipped_steps,
                 loss_scale=self.scaler.state() if self.scaler else None,
@@ -142,6 +145,7 @@ class TrainState:
         self.companions = sound_companions(folder, manifest.files)
         self.step, self.samples, self.tokens = counts.step, counts.samples, counts.tokens
         self.skipped_steps = counts.skipped_steps
+        self.updated_samples = counts.samples if counts.updated_samples is None else counts.updated_samples
         if self.scaler and counts.loss_scale:
             self.scaler.load(counts.loss_scale)
         if self.spike_guard and counts.spike_guard:

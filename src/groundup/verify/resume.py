@@ -78,7 +78,7 @@ def verify_resume(
         config,
         data=data,
         num_steps=num_steps,
-        schedule_steps=config.horizon_steps,
+        schedule_steps=config.schedule_steps or config.num_steps,
         deterministic=True,
         start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),

@@ -36,7 +36,7 @@ from groundup.checkpoint.megatron.parameters import (
     split_dim,
     with_layer,
 )
-from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
+from groundup.checkpoint.megatron.ranks import RANK_FILE, RELEASE, TRACKER
 from groundup.checkpoint.megatron.read import TOKENIZER
 from groundup.checkpoint.write_torch import write_torch
 from groundup.core.errors import ConfigError
@@ -104,7 +104,7 @@ def write_megatron(
     everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
     size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
     about = ExportAbout(format="megatron", tp=tp, pp=pp, naming=names)
-    name = f"iter_{stored.step:07d}" if stored.step else "release"
+    name = f"iter_{stored.step:07d}" if stored.step else RELEASE
     source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 
     def tell(written: int) -> None:
@@ -124,11 +124,16 @@ def write_megatron(
             if state := states[stage, rank]:
                 fp32 = state.pop(_MASTERS, {})
                 content["optimizer"] = optimizer_entry(
-                    weights=share, moments=state, masters=fp32, step=_updates(stored), args=adam
+                    weights=share,
+                    moments=state,
+                    masters=fp32,
+                    step=_updates(stored),
+                    args=adam,
+                    loss_scale=stored.loss_scale,
                 )
                 content["opt_param_scheduler"] = scheduler_entry(stored, adam)
             write_torch(path, content, tell)
-        (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
+        (temporary / TRACKER).write_text(str(stored.step) if stored.step else RELEASE)
         stored.tokenizer.save(temporary / TOKENIZER)
         stored.companions.write(temporary / TOKENIZER)
     return folder / name

@@ -50,6 +50,7 @@ class Build:
         keys: Sequence[str],
         append_end_of_document: bool,
         policy: BadRecordPolicy,
+        begin_ids: tuple[int, ...] = (),
     ) -> None:
         _require_keys(keys)
         self.files = find_source_files(sources)
@@ -60,6 +61,7 @@ class Build:
         self.policy = policy
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.append = append_end_of_document
+        self.begin_ids = begin_ids
         self.prefixes = {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in keys}
         self.made_from = {
             "sources": fingerprint(
@@ -71,6 +73,7 @@ class Build:
             "append_end_of_document": append_end_of_document,
             "end_of_document_id": tokenizer.end_of_document_id,
             "bad_records": [policy.action, policy.max_bad],
+            **({"begin_ids": begin_ids} if begin_ids else {}),
         }
         self.prints = {key: fingerprint([self.made_from, settings, key, list(keys)]) for key in keys}
         self.parts_dir = prefix.with_name(f"{prefix.name}_parts")
@@ -129,6 +132,7 @@ class Build:
                 self.append,
                 list(self.keys),
                 self._keeps_bad,
+                *self.begin_ids,
             ]
         )
         self.tasks = [
@@ -176,7 +180,13 @@ class Build:
         for task in tasks:
             self.markers.clear(task)
         work = TokenizePart(
-            self.tokenizer, self.keys, self.append, str(self.dtype), self.parts_dir, self._keeps_bad
+            self.tokenizer,
+            self.keys,
+            self.append,
+            str(self.dtype),
+            self.parts_dir,
+            self._keeps_bad,
+            self.begin_ids,
         )
         do_parts(tasks, work, self.markers, runner, policy=self.policy)
 
