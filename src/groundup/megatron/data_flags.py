@@ -143,7 +143,9 @@ def _words_in(path: Path) -> list[str]:
 def _named_tokenizer(given: Given, save: Path) -> Path | None:
     """What ``data.tokenizer`` is to name; None where no flag does."""
     if given["tokenizer_type"] == "NullTokenizer":
-        raise refusal("NullTokenizer: a run needs a tokenizer to save with its model", "Name the data's.")
+        if given["vocab_size"] is None:
+            raise refusal("--vocab-size missing, the ids of NullTokenizer's data", "Give it.")
+        return Path(f"none:{given['vocab_size'] + 1}")  # the end of a document is one more, as in 992da75
     if model := given["tokenizer_model"]:
         return Path(model)
     match given["vocab_file"], given["merge_file"]:

@@ -10,7 +10,7 @@ from groundup.checkpoint.formats import open_lazy, open_model
 from groundup.checkpoint.lazy import LoadedModel, load
 from groundup.checkpoint.parity import compare
 from groundup.cli.app import build_app
-from groundup.core.errors import CheckpointError, DataError
+from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.tokens.tokenizer.word_list import integers
@@ -18,6 +18,11 @@ from tests.megatron_files import make_bare, rank_files, write_checkpoint
 from tests.tiny import tiny_model
 
 NONE = Path("none")
+PRETRAIN = """
+    --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32
+    --micro-batch-size 2 --global-batch-size 2 --train-iters 2 --lr 1e-3 --split 90,10,0 --eval-iters 1
+    --save-interval 2 --position-embedding-type rope --swiglu --rotary-percent 0.5
+"""
 
 
 def bare(folder: Path, loaded: LoadedModel, **args: Any) -> Path:
@@ -58,6 +63,38 @@ def test_another_tokenizers_checkpoint_tells_no_vocabulary(tmp_path: Path) -> No
     assert open_lazy(folder, tokenizer=NONE, vocab_size=300).tokenizer.end_of_document_id == 299
     with pytest.raises(CheckpointError, match="a vocabulary of 513 ids must"):
         open_lazy(folder, tokenizer=NONE, vocab_size=513)
+
+
+def test_megatrons_scripts_tokenize_and_train_bare_ids(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A StableLM by its flags, half of each head rotated, saved for Megatron-LM too."""
+    rows = [" ".join(str(3 * number % 299) for number in range(begin, begin + 50)) for begin in range(40)]
+    (tmp_path / "ids.json").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
+    app, null = build_app(), ("--tokenizer-type", "NullTokenizer", "--vocab-size", "299")
+
+    def script(name: str, *words: object) -> None:
+        app(["megatron", name, *map(str, words)], result_action="return_value")
+
+    script("preprocess_data", "--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "ids",
+           "--append-eod", *null)  # fmt: skip
+    assert "Vocab size: 300" in capsys.readouterr().out
+    data, saved = tmp_path / "ids_text_document", tmp_path / "saved"
+    script("pretrain_gpt", *PRETRAIN.split(), *null, "--data-path", data, "--save", saved)
+    args = vars(torch.load(rank_files(tmp_path / "saved")[0], weights_only=False)["args"])
+    assert (args["tokenizer_type"], args["padded_vocab_size"], args["rotary_percent"]) == (
+        "NullTokenizer",
+        384,
+        0.5,
+    )
+    found = open_lazy(tmp_path / "saved")
+    assert (found.config.kind, found.config.vocab_size) == ("stablelm", 300)
+    assert found.tokenizer.fingerprint == integers(300).fingerprint
+    for words in ((*null[:2],), ("--tokenizer-type", "Unknown")):
+        with pytest.raises(ConfigError, match=r"Add --vocab-size N|or NullTokenizer"):
+            script(
+                "preprocess_data", "--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "o", *words
+            )
 
 
 def test_every_format_keeps_bare_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
