@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from groundup.cli.app import build_app
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
+from groundup.tokens.dataset.bare_tokens import index_bare_tokens
 from groundup.tokens.tokenizer.word_list import integers
 from tests.megatron_files import make_bare, rank_files, write_checkpoint
 from tests.tiny import tiny_model
@@ -65,36 +67,46 @@ def test_another_tokenizers_checkpoint_tells_no_vocabulary(tmp_path: Path) -> No
         open_lazy(folder, tokenizer=NONE, vocab_size=513)
 
 
-def test_megatrons_scripts_tokenize_and_train_bare_ids(
+NULL = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "299")
+
+
+def script(name: str, *words: object) -> None:
+    build_app()(["megatron", name, *map(str, words)], result_action="return_value")
+
+
+def test_megatrons_scripts_take_bare_ids_by_their_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A StableLM by its flags, half of each head rotated, saved for Megatron-LM too."""
+    """And a StableLM by its flags, half of each head rotated."""
+    (np.arange(9000, dtype=np.uint16) % 300).tofile(tmp_path / "ids.bin")
+    index_bare_tokens(tmp_path / "ids.bin", tmp_path / "ids_text_document", integers(300))
+    where = ("--data-path", tmp_path / "ids_text_document", "--save", tmp_path / "saved")
+    script("pretrain_gpt", *PRETRAIN.split(), *NULL, *where, "--print-config")
+    shown = capsys.readouterr().out
+    for line in ("kind: stablelm ", "rotary_fraction: 0.5 ", "linear_bias: all ", "tokenizer: none:300 "):
+        assert line in shown
+    files = ("--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "ids")
+    for words, message in ((NULL[:2], "Add --vocab-size N"), (("--tokenizer-type", "X"), "or NullTokenizer")):
+        with pytest.raises(ConfigError, match=message):
+            script("preprocess_data", *files, *words)
+        with pytest.raises(ConfigError):
+            script("pretrain_gpt", *PRETRAIN.split(), *words, *where, "--print-config")
+
+
+@pytest.mark.exhaustive
+def test_megatrons_scripts_tokenize_and_train_bare_ids(tmp_path: Path) -> None:
     rows = [" ".join(str(3 * number % 299) for number in range(begin, begin + 50)) for begin in range(40)]
     (tmp_path / "ids.json").write_text("".join(f'{{"text": "{row}"}}\n' for row in rows))
-    app, null = build_app(), ("--tokenizer-type", "NullTokenizer", "--vocab-size", "299")
-
-    def script(name: str, *words: object) -> None:
-        app(["megatron", name, *map(str, words)], result_action="return_value")
-
-    script("preprocess_data", "--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "ids",
-           "--append-eod", *null)  # fmt: skip
-    assert "Vocab size: 300" in capsys.readouterr().out
+    files = ("--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "ids")
+    script("preprocess_data", *files, "--append-eod", *NULL)
     data, saved = tmp_path / "ids_text_document", tmp_path / "saved"
-    script("pretrain_gpt", *PRETRAIN.split(), *null, "--data-path", data, "--save", saved)
-    args = vars(torch.load(rank_files(tmp_path / "saved")[0], weights_only=False)["args"])
-    assert (args["tokenizer_type"], args["padded_vocab_size"], args["rotary_percent"]) == (
-        "NullTokenizer",
-        384,
-        0.5,
-    )
-    found = open_lazy(tmp_path / "saved")
+    script("pretrain_gpt", *PRETRAIN.split(), *NULL, "--data-path", data, "--save", saved)
+    args = vars(torch.load(rank_files(saved)[0], weights_only=False)["args"])
+    assert (args["tokenizer_type"], args["padded_vocab_size"]) == ("NullTokenizer", 384)
+    assert args["rotary_percent"] == 0.5
+    found = open_lazy(saved)
     assert (found.config.kind, found.config.vocab_size) == ("stablelm", 300)
     assert found.tokenizer.fingerprint == integers(300).fingerprint
-    for words in ((*null[:2],), ("--tokenizer-type", "Unknown")):
-        with pytest.raises(ConfigError, match=r"Add --vocab-size N|or NullTokenizer"):
-            script(
-                "preprocess_data", "--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "o", *words
-            )
 
 
 def test_every_format_keeps_bare_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
