@@ -16,8 +16,8 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 8300,
-    "cli": 5840,
+    "checkpoint": 8420,
+    "cli": 5930,
     "core": 2520,
     "corpus": 9760,
     "deepspeed": 750,
@@ -31,7 +31,7 @@ BUDGETS = {
     "rehearsal": 570,
     "serve": 2280,
     "report": 600,
-    "tokens": 8080,
+    "tokens": 8200,
     "train": 4600,
     "verify": 850,
 }

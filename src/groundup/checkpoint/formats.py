@@ -126,6 +126,7 @@ FORMATS = (
         title="nanoGPT's ckpt.pt",
         about="a ckpt.pt of nanoGPT",
         module="groundup.checkpoint.nanogpt",
+        open_options=frozenset({"moments"}),
     ),
 )
 

@@ -31,6 +31,7 @@ def add_tokenizer_flags(parser: ScriptParser) -> None:
     parser.add_argument("--tokenizer-type", metavar="TYPE", help=f"one of {', '.join(types)}")
     parser.add_argument("--vocab-file", type=Path, help="GPT-2's vocabulary")
     parser.add_argument("--merge-file", type=Path, help="GPT-2's merges")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="ids of NullTokenizer, without the end")
     parser.add_argument(
         "--tokenizer-model", "--tokenizer-name-or-path", type=Path, metavar="PATH",
         help="SentencePiece's tokenizer.model, or a Hugging Face folder",
@@ -66,7 +67,7 @@ def named_tokenizer(given: argparse.Namespace) -> tuple[Tokenizer, tuple[int, ..
         raise ConfigError(
             f"there is no {kind}",
             where="--tokenizer-type",
-            fix=f"Choose {_OF_GPT2}, {' or '.join(_OF_MODEL)}.",
+            fix=f"Choose {', '.join((_OF_GPT2, *_OF_MODEL))} or {_BARE_IDS}.",
         )
     path = given.tokenizer_model
     if path is None:
