@@ -233,6 +233,11 @@ class TrainConfig:
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
             )
+        if 0 < self.data.planned_samples < self.num_samples:
+            raise ValueError(
+                f"data.planned_samples {self.data.planned_samples} is less than the {self.num_samples}"
+                f" samples of num_steps {self.num_steps}"
+            )
         if self.data.sequence_length > self.model.max_sequence_length:
             raise ValueError(
                 f"data.sequence_length {self.data.sequence_length} is longer than"
@@ -282,9 +287,17 @@ class TrainConfig:
         }
 
     @property
+    def whole_length(self) -> float:
+        """Length of the run in the schedule's unit: that which was planned, where samples count."""
+        planned = self.data.planned_samples if self.schedule_unit == "samples" else 0
+        return planned or self.length_in.steps(self.num_steps)
+
+    @property
     def horizon(self) -> float:
         """The position at which the schedule ends, in its unit."""
-        return self.schedule_samples or self.length_in.steps(self.schedule_steps or self.num_steps)
+        if self.schedule_steps and not self.schedule_samples:
+            return self.length_in.steps(self.schedule_steps)
+        return self.schedule_samples or self.whole_length
 
     @property
     def warmup_length(self) -> float:

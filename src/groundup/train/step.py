@@ -129,10 +129,9 @@ def lr_ratio_of_next(state: TrainState, config: TrainConfig) -> float:
 
 
 def _set_rates(state: TrainState, config: TrainConfig) -> None:
-    whole = config.length_in.steps(config.num_steps)
     state.optimizers.set_rates(
         lr_ratio=lr_ratio_of_next(state, config),
-        progress=min(1.0, _schedule_position(state, config) / whole),
+        progress=min(1.0, _schedule_position(state, config) / config.whole_length),
     )
 
 

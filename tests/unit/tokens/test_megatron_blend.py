@@ -6,6 +6,7 @@
 little-endian, L + 1 tokens each, one behind the other) and the first token of the first samples.
 """
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -143,6 +144,17 @@ def test_sources_without_weights_are_read_once(prefixes: list[Path]) -> None:
         data_config(prefixes, None, "megatron", "1", 16)
     with pytest.raises(DataError, match="9,000 samples are planned, one epoch of each source has"):
         open_splits(data_config(prefixes, None, "megatron_core", "1", 16), seed=1, num_samples=9000)
+
+
+def test_the_order_is_that_of_the_planned_length(prefixes: list[Path]) -> None:
+    config = data_config(prefixes, (1, 2), "megatron", "1", 16)
+    planned = open_splits(dataclasses.replace(config, planned_samples=900), seed=1, num_samples=100).train
+    whole, short = (open_splits(config, seed=1, num_samples=count).train for count in (900, 100))
+    assert planned is not None and whole is not None and short is not None
+    np.testing.assert_array_equal(planned.batch(0, 900), whole.batch(0, 900))
+    assert (planned.batch(0, 100) != short.batch(0, 100)).any()
+    with pytest.raises(ValueError, match="planned_samples has no effect"):
+        dataclasses.replace(config, order="seeded", planned_samples=900)
 
 
 def test_packed_documents_have_no_such_order(prefixes: list[Path]) -> None:

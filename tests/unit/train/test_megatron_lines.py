@@ -32,8 +32,8 @@ TAIL = " number of skipped iterations:  15 | number of nan iterations:   0 |"
         (
             "megatron",
             " iteration      100/  320000 | elapsed time per iteration (ms): 963.3 |"
-            " learning rate 3.937E-06 | lm loss 8.995377E+00 | loss scale 131072.0 | consumed samples:          800 |"
-            " global batch size:     8 | grad norm: 2.346 |" + TAIL,
+            " learning rate 3.937E-06 | lm loss 8.995377E+00 | loss scale 131072.0 |"
+            " consumed samples:          800 | global batch size:     8 | grad norm: 2.346 |" + TAIL,
         ),
         (
             "megatron_2023",

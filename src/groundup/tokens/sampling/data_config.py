@@ -53,6 +53,8 @@ class DataConfig:
         order: Of training samples: "seeded", a bijection computed from the seed alone; or, for continuing
             a run that Megatron-LM began, its own splits, shuffle and blend, which depend on the run's length
             and hold for validation and test too: "megatron" as of 2023, "megatron_core" as of 2026.
+        planned_samples: Of training, by which Megatron-LM's order is made: its ``--train-samples``, or those
+            of its ``--train-iters`` where fewer steps are made here; 0 for those of the run.
         packing: "stream" cuts samples out of the documents laid behind each other; "best_fit" fits whole
             documents into samples, as far as they go, and pads what is left.
         mask_documents: Keep attention within a document and begin its positions at 0.
@@ -68,6 +70,7 @@ class DataConfig:
     sequence_length: Size = 1024
     max_epochs: NotNegative = 0
     order: Literal["seeded", "megatron", "megatron_core"] = "seeded"
+    planned_samples: NotNegative = 0
     packing: Literal["stream", "best_fit"] = "stream"
     mask_documents: bool = False
 
@@ -79,6 +82,8 @@ class DataConfig:
             _check_weights(name, getattr(self, name))
         if self.order != "seeded" and self.packing != "stream":
             raise ValueError(f'order "{self.order}" is of documents that are not packed: packing is "stream"')
+        if self.order == "seeded" and self.planned_samples:
+            raise ValueError('planned_samples has no effect on order "seeded", which no length decides')
         for name in ("sources", "validation", "test"):
             sources = getattr(self, name)
             if self.order == "megatron" and len(sources) > 1 and "proportional" in _weights(sources):

@@ -112,9 +112,8 @@ def open_splits(
         ConfigError: A split string is malformed.
     """
     training = {key: (source, open_by_split(config, source.path)) for key, source in config.training.items()}
-    planned = {"train": num_samples, "validation": validation_samples, "test": test_samples}
-    if config.order == "seeded":
-        planned = dict.fromkeys(SPLITS, 0)
+    counts = (config.planned_samples or num_samples, validation_samples, test_samples)
+    planned = dict(zip(SPLITS, (0, 0, 0) if config.order == "seeded" else counts, strict=True))
     source_splits: dict[str, tuple[SourceSplit, ...]] = {}
     for name in SPLITS:
         own: Mapping[str, SourceConfig] = {} if name == "train" else getattr(config, name)
