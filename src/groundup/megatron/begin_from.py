@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import detect_format
+from groundup.checkpoint.formats import FORMATS, detect_format
 from groundup.checkpoint.megatron.optimizer import has_optimizer
 from groundup.checkpoint.megatron.ranks import (
     RELEASE,
@@ -102,7 +102,7 @@ def _begin_with(given: Given, load: Path, run_dir: Path) -> Beginning:
     own = _newest_run(load)
     if own and step_of(own) >= (_iteration_of(load) or 0):
         return Beginning(run_dir, own, not weights_alone)
-    if not load.is_dir() or not any(load.iterdir()) or (_is_bare(load) and own is None):
+    if not load.exists() or (load.is_dir() and not any(entry.codec.detect(load) for entry in FORMATS)):
         if pretrained := given["pretrained_checkpoint"]:
             return _of_checkpoint(Path(pretrained), run_dir, weights_alone=True)
         if given["exit_on_missing_checkpoint"]:
@@ -172,11 +172,6 @@ def _iteration_of(folder: Path) -> int | None:
         return None
     name = checkpoint_folder(folder).name
     return 0 if name == RELEASE else int(name.removeprefix("iter_"))
-
-
-def _is_bare(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run that was not saved yet has left."""
-    return all(child.name.startswith((_RUN, "tokenizer", ".")) for child in folder.iterdir())
 
 
 def _free_run(save: Path) -> Path:

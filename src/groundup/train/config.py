@@ -51,14 +51,16 @@ class LogConfig:
 
     Attributes:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events: to the run folder, or to the one that is named.
+        tensorboard: Also write TensorBoard events to the run folder.
+        tensorboard_dir: Also write them, to this folder instead.
         style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
             those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
             a GPU), "megatron_2023" or "megatron_core" (2026).
     """
 
     interval: Positive = 10
-    tensorboard: bool | Path = False
+    tensorboard: bool = False
+    tensorboard_dir: Path | None = None
     style: LogStyle = "groundup"
 
 

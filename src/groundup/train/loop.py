@@ -126,8 +126,8 @@ def _train(
 
 def _events_dir(config: TrainConfig) -> Path | None:
     """Folder of TensorBoard's events; None for none."""
-    chosen = config.log.tensorboard
-    return chosen if isinstance(chosen, Path) else config.run_dir / "tensorboard" if chosen else None
+    own = config.run_dir / "tensorboard" if config.log.tensorboard else None
+    return config.log.tensorboard_dir or own
 
 
 def _due(step: int, interval: int) -> bool:

@@ -147,6 +147,8 @@ def test_what_is_not_there(capsys, caplog):
     assert "--load nowhere holds no checkpoint: the run begins with random weights" in caplog.text
     with pytest.raises(CheckpointError, match="--load nowhere: holds no checkpoint"):
         pretrain("--save", "new", "--load", "nowhere", "--exit-on-missing-checkpoint")
+    with pytest.raises(CheckpointError, match="holds no usable checkpoint"):
+        pretrain("--save", "new", "--load", "data_text_document.idx")
     pretrain("--save", "new", "--load", "nowhere", "--pretrained-checkpoint", "ck", "--print-config")
     assert "state: false" in capsys.readouterr().out
 

@@ -168,7 +168,7 @@ WORKFLOWS = {
             "warmup.steps": 2000,
             "optimizer.weight_decay": 0.1,
             "data.split": "969,30,1",
-            "log.tensorboard": "tb",
+            "log.tensorboard_dir": "tb",
             "validation.num_batches": 160,
         },
     ),
