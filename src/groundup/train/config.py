@@ -15,7 +15,7 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
-from groundup.train.megatron_lines import LogStyle
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -43,25 +43,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class LogConfig:
-    """How often the run reports, and where.
-
-    Attributes:
-        interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events to the run folder.
-        tensorboard_dir: Also write them, to this folder instead.
-        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
-            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
-            a GPU), "megatron_2023" or "megatron_core" (2026).
-    """
-
-    interval: Positive = 10
-    tensorboard: bool = False
-    tensorboard_dir: Path | None = None
-    style: LogStyle = "groundup"
 
 
 @config

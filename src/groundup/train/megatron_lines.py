@@ -12,13 +12,11 @@ import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import torch
 
 from groundup.parallel.device import peak_memory_bytes
-
-LogStyle = Literal["groundup", "megatron", "megatron_2023", "megatron_core"]
+from groundup.train.log_config import LogStyle
 
 _MEGABYTE = 1 << 20
 

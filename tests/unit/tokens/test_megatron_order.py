@@ -46,9 +46,17 @@ def test_equals_what_megatron_recorded(reference, name, split, number):
     np.testing.assert_array_equal(order.shuffle, index["shuffle_idx"])
     (recorded,) = folder.glob(f"{split}_first*.npy")
     expected = np.load(recorded)
-    config = DataConfig(path=data.prefix, split=meta["split"], sequence_length=meta["seq"], order="megatron")
-    if split == "train":  # the way that training takes
-        dataset = open_splits(config, seed=meta["seed"], num_samples=meta["n"][number]).train
+    for generation in (
+        "megatron",
+        "megatron_core",
+    ):  # the way that training takes: they agree on one data set
+        config = DataConfig(
+            path=data.prefix, split=meta["split"], sequence_length=meta["seq"], order=generation
+        )
+        splits = open_splits(
+            config, seed=meta["seed"], num_samples=meta["n"][0], validation_samples=meta["n"][1]
+        )
+        dataset = splits.train if split == "train" else splits.validation
         np.testing.assert_array_equal(dataset.batch(0, len(expected)), expected)
     tokens = data.tokens[data.token_begin(begin) : data.token_begin(end)]
     for sample, row in enumerate(expected):

@@ -105,7 +105,9 @@ def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.parametrize("style", ["megatron", "megatron_2023", "megatron_core"])
+@pytest.mark.parametrize(
+    "style", ["megatron", pytest.param("megatron_core", marks=pytest.mark.exhaustive)]
+)  # "megatron_2023" is compared with a log of Megatron-LM's in test_megatron_trace.py
 def test_logs_are_read_as_people_read_them(data, tmp_path, capsys, style):
     settings = ("log.interval=2", "validation.interval=4", "schedule_unit=samples", "warmup.steps=3")
     config = make_config(data, tmp_path / "run", f"log.style={style}", *settings)

@@ -33,7 +33,8 @@ from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.config import from_dict, to_dict
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.train.adamw import AdamW
-from groundup.train.config import LogConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.config import StartConfig, TrainConfig, ValidationConfig
+from groundup.train.log_config import LogConfig
 from groundup.train.schedules import lr_ratio
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps
@@ -103,6 +104,23 @@ def test_fewer_steps_of_a_planned_run(config: TrainConfig, tmp_path: Path) -> No
         dataclasses.replace(begun, num_steps=17)
 
 
+def test_the_checkpoint_itself_begins_the_run(config: TrainConfig, tmp_path: Path) -> None:
+    """Without being converted, and with the rows that fill up the vocabulary: the config has as many ids."""
+    assert config.start.path is not None
+    folder = tmp_path / "megatron"
+    shutil.copytree(config.start.path.parent / "megatron", folder)
+    tiny_tokenizer().save(folder / "tokenizer")
+    short = dataclasses.replace(config.data, planned_samples=64)
+    direct = dataclasses.replace(
+        config, data=short, num_steps=8, start=StartConfig(path=folder, state=True), run_dir=tmp_path / "with"
+    )
+    recorded = re.findall(r"lm loss: ([\dE.+-]+)", (HERE / "megatron_trace.txt").read_text())
+    theirs = [float(loss) for loss in recorded[:2]]
+    assert [record["loss"] for record in run(direct) if record["kind"] == "train"] == pytest.approx(
+        theirs, rel=1e-4
+    )
+
+
 def comparable(log: str) -> list[str]:
     """The lines of iterations and validations, without the time that they took."""
     chosen = [line for line in log.splitlines() if line.startswith((" iteration ", " validation loss "))]
@@ -133,6 +151,7 @@ def test_the_settings_of_the_guide_are_known() -> None:
     assert config.optimizer.lr * config.schedule.min_ratio == pytest.approx(1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "change",
     [
