@@ -57,6 +57,7 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "train": "train:train",
     "finetune": "train:finetune",
+    "doctor": "doctor:doctor",
     "rehearse": "rehearse:rehearse",
     "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",

@@ -1,7 +1,6 @@
 """The config that a command line gives a training run, and the presets that it may begin with."""
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -72,15 +71,13 @@ def _of_deepspeed(
     """Translates DeepSpeed's config for the ranks that there are; tells once what has no counterpart."""
     from groundup.core.config_sources import merged
     from groundup.core.log import logger
-    from groundup.deepspeed.translate import translate
+    from groundup.deepspeed.translate import ranks_of_a_copy, translate
     from groundup.launch.env import launcher_pipe, own_rank, rank_from_env
 
     layout = merged(file, overrides, presets())[0].get("layout", {})
     rank = rank_from_env()
-    copies = [layout.get(name) or 1 for name in ("tp", "pp", "cp")]
-    settings = translate(
-        path, ranks=layout.get("dp") or (rank.world_size // math.prod(copies) if rank else 1)
-    )
+    launched = rank.world_size // ranks_of_a_copy(path, layout) if rank else None
+    settings = translate(path, ranks=layout.get("dp") or launched, assumed=1)
     if launcher_pipe() is None and own_rank() == 0:
         for note in settings.notes:
             if not note.is_harmless:

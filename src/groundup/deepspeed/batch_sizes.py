@@ -1,6 +1,6 @@
 """DeepSpeed's three batch sizes, of which two give the third."""
 
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 
 _GLOBAL = "train_batch_size"
 _MICRO = "train_micro_batch_size_per_gpu"
@@ -8,12 +8,13 @@ _ACCUMULATION = "gradient_accumulation_steps"
 _RULE = f"{_GLOBAL} = {_MICRO} x {_ACCUMULATION} x data-parallel ranks"
 
 
-def put_batch_sizes(settings: Settings, ranks: int | None) -> None:
+def put_batch_sizes(settings: Settings, ranks: int | None, assumed: int | None = None) -> None:
     """Sets the micro-batch and the global batch.
 
     Args:
         settings: Those of the file.
-        ranks: Data-parallel ranks; None where they are not known, so that sizes must be complete.
+        ranks: Data-parallel ranks; None where they are not known.
+        assumed: As many as are taken then where the sizes do not tell; None to refuse.
 
     Raises:
         ConfigError: The sizes contradict each other or the ranks, or do not suffice.
@@ -43,12 +44,12 @@ def put_batch_sizes(settings: Settings, ranks: int | None) -> None:
                 _fix(micro * (ranks or 1)),
             )
     elif total and not settings.is_auto(_MICRO):
-        share = (accumulation or 1) * _known(settings, _GLOBAL, ranks)
+        share = (accumulation or 1) * _known(settings, _GLOBAL, ranks or assumed)
         if total % share:
             settings.refuse(_GLOBAL, f"{total} is no multiple of {share}: {_RULE}", _fix(share))
         micro = total // share
     elif micro and not settings.is_auto(_GLOBAL):
-        total = micro * (accumulation or 1) * _known(settings, _MICRO, ranks)
+        total = micro * (accumulation or 1) * _known(settings, _MICRO, ranks or assumed)
     elif accumulation and accumulation > 1:
         settings.note(_ACCUMULATION, "follows from global_batch_size and micro_batch_size, which decide here")
     if micro:

@@ -1,18 +1,21 @@
 """Translates DeepSpeed's config into settings of a training run."""
 
+import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from groundup.core.config_sources import nearest
 from groundup.deepspeed.batch_sizes import put_batch_sizes
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 from groundup.deepspeed.without_counterpart import note_the_rest
 
 _ADAMS = ("adam", "adamw", "fusedadam", "cpuadam", "deepspeedcpuadam")
+_DEGREES = {"tensor_parallel.autotp_size": "tp", "sequence_parallel_size": "cp"}
 
 
-def translate(path: Path, *, ranks: int | None = None) -> Settings:
+def translate(path: Path, *, ranks: int | None = None, assumed: int | None = None) -> Settings:
     """Reads a DeepSpeed config.
 
     A section that is there stands whole, with DeepSpeed's defaults for what it leaves out; a value "auto",
@@ -21,13 +24,14 @@ def translate(path: Path, *, ranks: int | None = None) -> Settings:
     Args:
         path: The JSON file.
         ranks: Data-parallel ranks of the run, where batch sizes need them; None where they are not known.
+        assumed: As many as are taken then where the sizes do not tell; None to refuse.
 
     Raises:
         ConfigError: The file is damaged, contradicts itself, has unknown keys, or an optimizer or a schedule
             that groundup has not.
     """
     settings = Settings.of(path)
-    put_batch_sizes(settings, ranks)
+    put_batch_sizes(settings, ranks, assumed)
     _precision(settings)
     _layout(settings)
     _optimizer(settings)
@@ -35,6 +39,13 @@ def translate(path: Path, *, ranks: int | None = None) -> Settings:
     _others(settings)
     note_the_rest(settings)
     return settings
+
+
+def ranks_of_a_copy(path: Path, layout: Mapping[str, Any]) -> int:
+    """Ranks that work on the same samples, by a DeepSpeed config and else by the layout of a YAML file."""
+    settings = Settings.of(path)
+    degrees = [settings.whole(theirs) or layout.get(ours) or 1 for theirs, ours in _DEGREES.items()]
+    return math.prod(degrees) * (layout.get("pp") or 1)
 
 
 def _precision(settings: Settings) -> None:
@@ -101,7 +112,7 @@ def _layout(settings: Settings) -> None:
         if shard != -1:
             shard = settings.whole(f"{key}.mics_shard_size", least=1)
             settings.put("layout.shard", shard, of=f"{key}.mics_shard_size")
-    for theirs, ours in (("tensor_parallel.autotp_size", "tp"), ("sequence_parallel_size", "cp")):
+    for theirs, ours in _DEGREES.items():
         degree = settings.whole(theirs, least=0)
         if degree or settings.is_auto(theirs):
             settings.put(f"layout.{ours}", degree, of=theirs)
@@ -125,15 +136,12 @@ def _optimizer(settings: Settings) -> None:
     kind, params = settings.value("optimizer.type", ""), "optimizer.params"
     name = str(kind).lower()
     if name not in (*_ADAMS, "sgd"):
-        hint = nearest(name, _ADAMS[:2]) if name not in ("muon", "lamb") else ""
+        close = difflib.get_close_matches(name, ("adam", "adamw", "sgd"), n=1, cutoff=0.8)
         settings.refuse(
             "optimizer.type",
             f"is {kind!r}, and has no counterpart with the same updates",
-            " ".join(
-                filter(
-                    None, [hint, "There are Adam, AdamW and SGD; optimizer.kind=muon has units of its own."]
-                )
-            ),
+            (f"Did you mean {close[0]!r}? " if close else "")
+            + "There are Adam, AdamW and SGD; optimizer.kind=muon has units of its own.",
         )
     settings.put("optimizer.kind", "sgd" if name == "sgd" else "adamw", of="optimizer.type")
     settings.put("optimizer.lr", settings.number(f"{params}.lr", 1e-3), of=f"{params}.lr")

@@ -9,7 +9,7 @@ from typing import Any
 
 from groundup.core.config_sources import leaves
 from groundup.core.errors import ConfigError
-from groundup.deepspeed.settings import Settings
+from groundup.deepspeed.deepspeed_settings import Settings
 
 _BUFFERS = "sizes and timing of exchanges are PyTorch's own (FSDP2)"
 _REPORTS = "metrics.jsonl and the log always hold losses, rates, memory and TFLOP/s"
@@ -24,11 +24,14 @@ _HARMLESS = {
         " stage3_model_persistence_threshold max_live_parameters stage3_max_live_parameters"
         " max_reuse_distance stage3_max_reuse_distance stage3_module_granularity_threshold"
         " stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential"
-        " stage3_partition_stream_chunk_size use_multi_rank_bucket_allreduce memory_efficient_linear"
+        " stage3_partition_stream_chunk_size model_persistence_threshold module_granularity_threshold"
+        " use_all_reduce_for_fetch_params allgather_sequential partition_stream_chunk_size"
+        " use_multi_rank_bucket_allreduce memory_efficient_linear"
         " legacy_stage1 mics_hierarchical_params_gather cpu_offload_use_pin_memory parameter_alignment"
         " compute_grad_norm",
         _CHECKPOINTS: "elastic_checkpoint load_from_fp32_weights pipeline_loading_checkpoint"
-        " stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save",
+        " gather_16bit_weights_on_model_save stage3_gather_16bit_weights_on_model_save"
+        " stage3_gather_fp16_weights_on_model_save",
         _SAME: "ignore_unused_parameters override_module_apply log_trace_cache_warnings enable_sanity_checks"
         " leaf_module save_muon_momentum_buffer_in_memory zero_quantized_nontrainable_weights",
     },
@@ -131,7 +134,9 @@ def note_the_rest(settings: Settings) -> None:
     known = {*harmless, *_MATTERS, *TRANSLATED}
     unknown, seen = [], set()
     for key, value in leaves(settings.given):
-        if key in settings.read and key not in harmless:
+        if key in TRANSLATED and key not in settings.read and key.startswith(("optimizer.", "scheduler.")):
+            settings.note(key, "has no effect with this type", is_harmless=True)
+        if key in TRANSLATED or (key in settings.read and key not in harmless):
             continue
         found = next((prefix for prefix in _prefixes(key) if prefix in harmless or prefix in _MATTERS), "")
         if not found:

@@ -10,7 +10,6 @@ from groundup.cli.run_config import run_config
 from groundup.core.config import to_dict
 from groundup.core.errors import ConfigError
 from groundup.deepspeed.translate import translate
-from tests import runs
 
 MEGATRON = """{
   // as of DeepSpeedExamples' Megatron-LM
@@ -204,6 +203,38 @@ def test_a_fixed_loss_scale(translated):
     ]
 
 
+def test_complete_batch_sizes_tell_the_ranks_to_start(tmp_path, monkeypatch):
+    words = ["preset=tiny", f"run_dir={tmp_path}", "data.path=x"]
+    path = tmp_path / "ds.json"
+    path.write_text("{" + BATCH + "2}")
+    assert run_config(None, words, deepspeed=path).value.layout.dp == 8
+    path.write_text("{" + BATCH + "16}")
+    assert run_config(None, words, deepspeed=path).value.layout.dp == 1
+    with pytest.raises(ConfigError, match="64 is not 4 x 16 x 2 but 1"):
+        run_config(None, [*words, "layout.dp=2"], deepspeed=path)
+    path.write_text('{"train_micro_batch_size_per_gpu": 4, "tensor_parallel": {"autotp_size": 2}}')
+    assert run_config(None, words, deepspeed=path).value.global_batch_size == 4
+    assert run_config(None, [*words, "layout.dp=2"], deepspeed=path).value.global_batch_size == 8
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 8, "LOCAL_WORLD_SIZE": 8}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert run_config(None, words, deepspeed=path).value.global_batch_size == 16  # dp 4 x tp 2
+
+
+def test_settings_of_another_kind_are_named(translated):
+    content = {
+        "optimizer": {"type": "AdamW", "params": {"momentum": 0.9}},
+        "fp16": {"enabled": False, "initial_scale_power": 16},
+        "gradient_clipping": 1,
+    }
+    settings = translated(content)
+    assert [str(note).partition(": ")[2] for note in settings.notes] == [
+        "optimizer.params.momentum: has no effect with this type"
+    ]
+    assert "loss_scale" not in settings.tree
+
+
 def test_the_printed_yaml_is_the_config_that_trains(tmp_path, capsys):
     (tmp_path / "ds.json").write_text(MEGATRON)
     base = [f"run_dir={tmp_path / 'run'}", "preset=gpt2-124m", "data.path=x", "num_steps=1000"]
@@ -229,27 +260,3 @@ def test_it_wins_over_the_file_and_overrides_win_over_it(tmp_path):
     assert (found.value.clip_grad_norm, found.value.log.interval, found.value.num_steps) == (0.5, 9, 4)
     assert found.origins["log.interval"] == "command line (log.interval=9)"
     assert found.origins["clip_grad_norm"].endswith("ds.json:1 (gradient_clipping)")
-
-
-def test_a_run_trains_by_it(tmp_path, capsys):
-    runs.write_run(tmp_path)
-    ds = {
-        "train_batch_size": 4, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2,
-        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-        "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 3, "warmup_num_steps": 1}},
-        "gradient_clipping": 1.0, "fp16": {"enabled": False}, "steps_per_print": 1,
-    }  # fmt: skip
-    (tmp_path / "ds.json").write_text(json.dumps(ds))
-    words = [
-        str(tmp_path / "run.yaml"),
-        f"run_dir={tmp_path / 'run'}",
-        "num_steps=3",
-        "checkpoint.interval=9",
-    ]
-    with pytest.raises(SystemExit) as ended:
-        run(["train", *words, "--deepspeed", str(tmp_path / "ds.json")])
-    assert not ended.value.code
-    config = run_config(tmp_path / "run" / "config.yaml", []).value
-    records = [one for one in runs.records_of(config) if one["kind"] == "train"]
-    assert [one["lr"] for one in records] == [0.01, 0.005, 0.0]
-    assert (config.optimizer.beta2, config.layout.dp, config.precision) == (0.999, 1, "fp32")
