@@ -38,7 +38,7 @@ groundup convert continued huggingface --to hf --shards 2
 
 # 5. A service: completions, streamed.
 groundup serve huggingface --port "$port" & service=$!
-trap 'kill $service 2>/dev/null' EXIT
+trap 'kill $service 2>/dev/null || true' EXIT
 until curl -sf "http://127.0.0.1:$port/health" >/dev/null; do kill -0 $service && sleep 0.5; done
 curl -sN "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' \
   -d '{"prompt": "中国的历史", "max_tokens": 8, "temperature": 0, "stream": true}'

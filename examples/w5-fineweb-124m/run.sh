@@ -36,10 +36,11 @@ else
   groundup tokens build "$data" --prefix fineweb --tokenizer "$tokenizer"
   tokens=fineweb_text_document
 fi
-groundup tokens inspect "$tokens"
+groundup tokens inspect "$tokens" --tokenizer "$tokenizer"
 
 # 2. Training: 19,073 steps of 524,288 tokens; the loss begins at ln(50257) = 10.82. Continues after any stop.
-groundup train preset=gpt2-124m run_dir=run "data.path=$tokens" "${settings[@]}"
+groundup train preset=gpt2-124m run_dir=run "data.path=$tokens" "data.tokenizer=$tokenizer" \
+  "${settings[@]}"
 
 # 3. Scores by the published protocols, beside GPT-2's and GPT-3 Small's.
 groundup eval run --tasks "$tasks" --data "$evaluation" "${limit[@]}"
