@@ -13,6 +13,8 @@ from groundup.checkpoint.nanogpt import write_nanogpt
 from tests.guides import ROOT, commands, require_shown, run, shell
 from tests.megatron_files import edit, make_bare, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import NANOGPT, tiny_model, tiny_tokenizer
+from tests.unit.checkpoint.test_nanogpt import save, their_model
+from tests.unit.cli.test_import_nanogpt import TEXT, prepare
 
 GUIDE = "docs/guides/conversion.md"
 
@@ -30,6 +32,9 @@ def folder(tmp_path):
         edit(path, give_optimizer)
     tiny_tokenizer().save(tmp_path / "codeparrot-tokenizer")
     write_nanogpt(as_lazy(tiny_model("gpt2", **NANOGPT)), tmp_path / "out-nanogpt")
+    prepare(tmp_path / "data" / "shakespeare_char")
+    size = len(set(TEXT))
+    save(their_model(vocab_size=size), tmp_path / "out-shakespeare-char", vocab_size=size)
     write_huggingface(tiny_model("llama"), tmp_path / "llama-hf")
     rows = (
         {"text": "The men on the quay stopped talking to watch the sea"},
@@ -48,7 +53,7 @@ def give_optimizer(content):
 def test_every_command_runs(folder):
     pytest.importorskip("transformers")
     lines = commands(GUIDE)
-    assert len(lines) == 13
+    assert len(lines) == 16
     printed = {line: run(line, folder) for line in lines}
     for command, out in printed.items():
         if command.startswith("groundup convert"):

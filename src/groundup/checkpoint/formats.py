@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from groundup.checkpoint.lazy import DtypeName, LazyModel, LoadedModel
+    from groundup.models import WeightDtypes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,6 +126,7 @@ FORMATS = (
         title="nanoGPT's ckpt.pt",
         about="a ckpt.pt of nanoGPT",
         module="groundup.checkpoint.nanogpt",
+        open_options=frozenset({"moments"}),
     ),
 )
 
@@ -179,22 +181,30 @@ def require_effect(to: CheckpointFormat, options: Mapping[str, Any]) -> dict[str
 
 
 def open_model(
-    path: Path, *, device: "torch.device", ema: bool = False, tokenizer: Path | None = None
+    path: Path,
+    *,
+    device: "torch.device",
+    ema: bool = False,
+    tokenizer: Path | None = None,
+    dtypes: "WeightDtypes | None" = None,
 ) -> "LoadedModel":
-    """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
+    """Brings weights, architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
         path: As ``open_lazy``.
         device: Where to.
         ema: As ``open_lazy``.
         tokenizer: As ``open_lazy``.
+        dtypes: Of the weights; fp32 by default.
 
     Raises:
         CheckpointError, DataError: As ``open_lazy``; also where weights are not finite.
     """
     from groundup.checkpoint.lazy import load, require_finite
+    from groundup.models import FP32
 
-    loaded = load(open_lazy(path, ema=ema, tokenizer=tokenizer), device=device)
+    stored = open_lazy(path, ema=ema, tokenizer=tokenizer)
+    loaded = load(stored, device=device, dtypes=dtypes or FP32)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
 

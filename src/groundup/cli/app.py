@@ -25,6 +25,7 @@ _GROUPS = {
     "tokens": "Tokenized datasets in Megatron-LM's format.",
     "checkpoint": "Checkpoints of a run: look at them, check, compare, slim, average, prune.",
     "verify": "Is my run right?",
+    "import": "Take over what other projects wrote.",
 }
 
 _VERBS = {
@@ -77,6 +78,7 @@ _VERBS = {
     "eval": "eval_fetch:EVAL",  # with eval fetch
     "compare": "evaluate:compare",
     "convert": "convert:convert",
+    "import nanogpt": "import_nanogpt:nanogpt",
     "generate": "generate:generate",
     "serve": "serve:serve",
     "client": "client:client",

@@ -10,40 +10,31 @@ from groundup.core.config_sources import nearest
 from groundup.core.errors import ConfigError
 
 _SCRIPTS: dict[str, tuple[str, str]] = {
-    "pretrain_gpt": ("groundup.cli.pretrain_gpt:pretrain_gpt", "train a model, or go on"),
-    "flags": ("groundup.cli.pretrain_gpt:flags", "the flags of pretrain_gpt, and what becomes of each"),
     "blacklist_urls": ("groundup.megatron.web_links:blacklist_urls", "lists of links -> one list of pages"),
     "download": ("groundup.megatron.web_pages:download", "a list of URLs -> texts and their metadata"),
-    "cleanup_dataset": (
-        "groundup.megatron.web_cleaning:cleanup_dataset",
-        "JSON lines -> English, whole, not tiny",
-    ),
-    "find_duplicates": (
-        "groundup.megatron.web_duplicates:find_duplicates",
-        "JSON lines -> pairs much the same",
-    ),
+    "merge_data": ("groundup.megatron.web_pages:merge_data", "folder of texts -> JSON lines, one a page"),
+    "merge_jsons": ("groundup.megatron.web_cleaning:merge_jsons", "folder of JSON lines -> one file"),
+    "cleanup_dataset": ("groundup.megatron.web_cleaning:cleanup_dataset", "JSON lines -> English, not tiny"),
+    "find_duplicates": ("groundup.megatron.web_duplicates:find_duplicates", "JSON lines -> pairs much alike"),
     "group_duplicate_url": ("groundup.megatron.web_duplicates:group_duplicate_url", "these pairs -> groups"),
     "remove_group_duplicates": (
         "groundup.megatron.web_duplicates:remove_group_duplicates",
         "groups and JSON lines -> one of each group",
     ),
     "filter_ngrams": ("groundup.megatron.web_ngrams:filter_ngrams", "JSON lines without items of tasks"),
+    "add_id": ("groundup.megatron.web_cleaning:add_id", "JSON lines -> the same with an id each"),
     "preprocess_data": ("groundup.megatron.token_files:preprocess_data", "JSON lines -> .bin and .idx"),
     "merge_datasets": ("groundup.megatron.token_files:merge_datasets", "folder of .bin and .idx -> one"),
-    "checkpoint_util": (
-        "groundup.cli.megatron_models:checkpoint_util",
-        "a checkpoint -> one for another layout",
-    ),
+    "pretrain_gpt": ("groundup.cli.pretrain_gpt:pretrain_gpt", "train a model, or go on"),
+    "flags": ("groundup.cli.pretrain_gpt:flags", "the flags of pretrain_gpt, and what becomes of each"),
+    "checkpoint_util": ("groundup.cli.megatron_models:checkpoint_util", "a checkpoint -> another layout"),
+    "eval_lambada": ("groundup.cli.megatron_models:eval_lambada", "tasks/main.py --task LAMBADA|WIKITEXT103"),
+    "main": ("groundup.cli.megatron_models:eval_lambada", "the same, by the name of its file"),
     "run_text_generation_server": (
         "groundup.cli.megatron_models:run_text_generation_server",
         "serve a checkpoint: PUT /api at port 5000",
     ),
     "text_generation_cli": ("groundup.cli.megatron_models:text_generation_cli", "talk to such a server"),
-    "eval_lambada": ("groundup.cli.megatron_models:eval_lambada", "tasks/main.py --task LAMBADA|WIKITEXT103"),
-    "main": ("groundup.cli.megatron_models:eval_lambada", "the same, as it is named there"),
-    "add_id": ("groundup.megatron.web_cleaning:add_id", "JSON lines -> the same with an id each"),
-    "merge_jsons": ("groundup.megatron.web_cleaning:merge_jsons", "folder of JSON lines -> one file"),
-    "merge_data": ("groundup.megatron.web_pages:merge_data", "folder of texts -> JSON lines, one a page"),
 }
 """Script -> "module:function", which takes its arguments as they are typed, and what it does."""
 

@@ -1,10 +1,12 @@
 """``groundup megatron checkpoint_util|run_text_generation_server|text_generation_cli|eval_lambada``."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from groundup.cli.options import ModelOptions
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, DataError
+from groundup.core.log import logger
 
 if TYPE_CHECKING:
     from groundup.eval.measure import Measured
@@ -12,14 +14,12 @@ if TYPE_CHECKING:
 
 def checkpoint_util(arguments: Sequence[str]) -> None:
     """Writes a checkpoint for another layout."""
-    from groundup.checkpoint.formats import open_lazy
     from groundup.cli.convert import convert
     from groundup.megatron.checkpoint_flags import converter_flags, folder_of_tokenizer
 
     given = converter_flags(arguments)
-    with folder_of_tokenizer(given) as tokenizer:
-        source = open_lazy(given.load_dir, tokenizer=tokenizer, vocab_size=given.true_vocab_size)
-        known = source.megatron_args.get
+    with folder_of_tokenizer(given) as named:
+        tokenizer, vocab_size, known = _source(given.load_dir, named, given.true_vocab_size)
         convert(
             given.load_dir,
             given.save_dir,
@@ -28,9 +28,28 @@ def checkpoint_util(arguments: Sequence[str]) -> None:
             pp=given.target_pipeline_parallel_size or known("pipeline_model_parallel_size") or 1,
             names="legacy" if given.saver == "megatron" else "core",
             tokenizer=tokenizer,
-            vocab_size=given.true_vocab_size,
+            vocab_size=vocab_size,
             moments=False,
         )
+
+
+def _source(
+    path: Path, named: Path | None, vocab_size: int | None
+) -> tuple[Path | None, int | None, Callable[[str], int | None]]:
+    """Finds tokenizer, vocabulary and args; a checkpoint without a tokenizer is converted too, as there."""
+    from groundup.checkpoint.formats import open_lazy
+    from groundup.checkpoint.megatron.ranks import checkpoint_folder, is_megatron, open_ranks
+    from groundup.megatron.checkpoint_flags import BARE_IDS
+
+    try:
+        return named, vocab_size, open_lazy(path, tokenizer=named, vocab_size=vocab_size).megatron_args.get
+    except DataError as error:
+        if named is not None or not is_megatron(path):
+            raise
+        said = "%s: %s; its ids are kept as numbers. --vocab-file and --merge-file name its tokenizer"
+        logger.warning(said, path, error.what)
+    args = open_ranks(checkpoint_folder(path)).first.args
+    return BARE_IDS, vocab_size or args.get("padded_vocab_size"), args.get
 
 
 def run_text_generation_server(arguments: Sequence[str]) -> None:
@@ -76,7 +95,7 @@ def text_generation_cli(arguments: Sequence[str]) -> None:
 def eval_lambada(arguments: Sequence[str]) -> None:
     """Measures a model by the protocols of tasks/main.py."""
     from groundup.cli.evaluation_tables import print_items, print_table
-    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
+    from groundup.cli.over_ranks import joined, layout_of, open_to_measure, start_ranks
     from groundup.eval.measure import measure
     from groundup.eval.tasks import configured_tasks
     from groundup.megatron.checkpoint_flags import (
@@ -98,7 +117,7 @@ def eval_lambada(arguments: Sequence[str]) -> None:
     with folder_of_tokenizer(given) as tokenizer, joined(layout, given.device) as mesh:
         precision = precision_of(given)
         model = ModelOptions(device=given.device, tokenizer=tokenizer)
-        loaded = open_over_ranks(given.load, model, mesh, precision)
+        loaded = open_to_measure(given.load, model, mesh, precision)
         require_shape(loaded.config, given)
         context = loaded.config.max_sequence_length
         if given.task == "WIKITEXT103" and given.seq_length not in (None, context):

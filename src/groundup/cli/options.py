@@ -14,6 +14,7 @@ from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_token
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
+    from groundup.models import WeightDtypes
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a value, and without a second one that takes it back."""
@@ -22,6 +23,14 @@ ConfigFile = Annotated[Path | None, Parameter(help="YAML file of the run (or the
 Override = Annotated[str, Parameter(help="Settings as dotted.key=value; they win over the file.")]
 Device = Annotated[
     Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute; auto takes a GPU where there is one.")
+]
+
+GenerationDtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "int8"],
+    Parameter(
+        help="In which the model computes and its weights lie in memory. int8: linear layers have weights of"
+        " 8 bits, all else is in bfloat16: less memory, and mostly slower (CPU only)."
+    ),
 ]
 
 
@@ -116,8 +125,8 @@ class ModelOptions:
     ema: Switch = False
     tokenizer: Path | None = None
 
-    def open(self, path: Path) -> "LoadedModel":
-        """Opens the model at a path.
+    def open(self, path: Path, dtypes: "WeightDtypes | None" = None) -> "LoadedModel":
+        """Opens the model at a path, in fp32 by default.
 
         Raises:
             CheckpointError: There is none, or no average where that is asked for.
@@ -125,7 +134,9 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer)
+        return open_model(
+            path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer, dtypes=dtypes
+        )
 
 
 @Parameter(name="*")

@@ -1,10 +1,18 @@
 """``groundup megatron pretrain_gpt`` and ``groundup megatron flags``."""
 
+import contextlib
+import logging
 import shlex
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, MachineError
+
+if TYPE_CHECKING:
+    from groundup.megatron.pretrain_gpt import Pretraining
+    from groundup.parallel.device import PrecisionName
 
 _PRINT_CONFIG = "--print-config"
 _HELP = ("--help", "-h")
@@ -61,19 +69,52 @@ def pretrain_gpt(words: Sequence[str]) -> None:
     from groundup.cli.train import train_resolved
     from groundup.core.config import to_yaml
     from groundup.core.files import atomic_write
+    from groundup.core.log import quiet
     from groundup.launch.env import rank_from_env
     from groundup.megatron.pretrain_gpt import read_pretrain_gpt
 
-    asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank_from_env())
+    rank = rank_from_env()
+    others = rank is not None and rank.rank > 0  # who would say the same
+    with quiet(logging.ERROR) if others else contextlib.nullcontext():
+        asked = read_pretrain_gpt([word for word in words if word != _PRINT_CONFIG], rank)
+        if asked.deepspeed:
+            _lay_over(asked, asked.deepspeed)
+    resolved = asked.config()
     if _PRINT_CONFIG in words:
-        print(asked.config.render())
+        print(resolved.render())
         return
-    config = asked.config.value
-    file = config.run_dir / "pretrain_gpt.yaml"  # in which ranks that are started from here find the config
-    config.run_dir.mkdir(parents=True, exist_ok=True)
-    with atomic_write(file) as stream:
-        stream.write(to_yaml(config).encode())
-    train_resolved(asked.config, asked.max_restarts, [str(file)])
+    config = resolved.value
+    _require_precision(config.precision)
+    file = config.run_dir / "pretrain_gpt.yaml"
+    if rank is None:  # ranks that are started from here find the config there
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_write(file) as stream:
+            stream.write(to_yaml(config).encode())
+    train_resolved(resolved, asked.max_restarts, [str(file)])
+
+
+def _lay_over(asked: "Pretraining", path: Path) -> None:
+    """Lays DeepSpeed's config over what the flags say; tells what has no counterpart."""
+    from groundup.core.config_sources import merge
+    from groundup.core.log import logger
+    from groundup.deepspeed.translate import translate
+
+    found = translate(path, ranks=asked.tree["layout"]["dp"])
+    for note in found.notes:
+        if not note.is_harmless:
+            logger.warning("%s", note)
+    merge(asked.tree, found.tree)
+    asked.origins.update(found.origins)
+
+
+def _require_precision(name: "PrecisionName") -> None:
+    from groundup.parallel.device import choose_device, choose_precision
+
+    try:
+        choose_precision(name, choose_device("auto"))
+    except MachineError as error:
+        fix = "Give --bf16 instead" if name == "fp16" else "Give --fp16 instead, on a GPU"
+        raise MachineError(error.what, where=f"--{name}", fix=f"{fix}, or neither for fp32.") from None
 
 
 def flags(words: Sequence[str]) -> None:
@@ -97,6 +138,6 @@ def flags(words: Sequence[str]) -> None:
         if flag.group != group:
             print(f"\n{flag.group}" if group else flag.group)
             group = flag.group
-        value = "" if flag.type in ("set", "unset") else f" {'|'.join(flag.choices) or flag.type}"
+        value = "" if flag.type in ("set", "unset") else f" {'|'.join(map(str, flag.choices)) or flag.type}"
         default = "" if flag.default is None else f" [{flag.default}]"
         print(f"  {flag.flag}{value}{default}\n      {describe_flag(flag)}")

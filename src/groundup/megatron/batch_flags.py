@@ -1,7 +1,7 @@
 """From Megatron-LM's flags of ranks, batches, length and learning rate to ours, by its own rules."""
 
 from groundup.launch.env import RankInfo
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 
 _SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -36,12 +36,19 @@ def put_layout(settings: Settings, rank: RankInfo | None) -> int:
         )
     dp: int = world_size // (tp * pp * cp)
     settings.put("layout.dp", dp, "nproc_per_node", "tensor_model_parallel_size")
-    zero = 1 if given["use_distributed_optimizer"] else 0
+    zero = 1 if given["use_distributed_optimizer"] else given["zero_stage"] or 0
     zero = _SHARDING.get(given["data_parallel_sharding_strategy"] or "", zero)
     fsdp = ("use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
     if any(given[name] for name in fsdp) and "data_parallel_sharding_strategy" not in given:
         zero = 3
-    settings.put("layout.zero", zero, "use_distributed_optimizer", "data_parallel_sharding_strategy", *fsdp)
+    settings.put(
+        "layout.zero",
+        zero,
+        "use_distributed_optimizer",
+        "zero_stage",
+        "data_parallel_sharding_strategy",
+        *fsdp,
+    )
     if given["grad_reduce_in_bf16"]:
         settings.put("layout.reduce_dtype", "bf16", "grad_reduce_in_bf16")
     return dp
@@ -81,6 +88,8 @@ def put_batches(settings: Settings, dp: int) -> tuple[BatchSizes, int]:
     if not steps:
         steps = sizes.steps_within(samples)
         settings.put("num_steps", steps, "train_samples", "global_batch_size")
+        if given["dataloader_type"] != "cyclic":
+            settings.put("data.planned_samples", samples, "train_samples")
     _put_pipeline(settings, micro_batches=full // (micro * dp))
     return sizes, steps
 

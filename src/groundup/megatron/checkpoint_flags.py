@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from groundup.core.errors import ConfigError, DataError
+from groundup.megatron.flag_table import flag_table
 from groundup.megatron.script_arguments import ScriptParser
-from groundup.megatron.token_files import add_tokenizer_flags, named_tokenizer
+from groundup.megatron.token_files import OF_BARE_IDS, add_tokenizer_flags, named_tokenizer
 from groundup.models import ModelConfig
 
 _SHAPE = {
@@ -21,55 +22,11 @@ _SHAPE = {
     "max_position_embeddings": "max_sequence_length",
 }
 """Megatron-LM's name -> the model config's."""
-_SWITCHES = (
-    *(
-        "--no-load-optim",
-        "--no-load-rng",
-        "--use-checkpoint-args",
-        "--exit-on-missing-checkpoint",
-        "--finetune",
-    ),
-    *("--no-bias-gelu-fusion", "--no-bias-dropout-fusion", "--no-masked-softmax-fusion", "--openai-gelu"),
-    *(
-        "--no-gradient-accumulation-fusion",
-        "--no-async-tensor-model-parallel-allreduce",
-        "--sequence-parallel",
-    ),
-    *(
-        "--disable-bias-linear",
-        "--swiglu",
-        "--untie-embeddings-and-output-weights",
-        "--no-position-embedding",
-    ),
-    *(
-        "--use-rotary-position-embeddings",
-        "--group-query-attention",
-        "--use-flash-attn",
-        "--use-mcore-models",
-    ),
-    *("--checkpoint-activations", "--recompute-activations", "--use-cpu-initialization", "--keep-last"),
-    *("--attention-softmax-in-fp32", "--no-query-key-layer-scaling", "--apply-query-key-layer-scaling"),
-)
-_VALUES = (
-    *(
-        "--micro-batch-size",
-        "--batch-size",
-        "--global-batch-size",
-        "--eval-micro-batch-size",
-        "--eval-batch-size",
-    ),
-    *("--log-interval", "--seed", "--make-vocab-size-divisible-by", "--num-query-groups", "--kv-channels"),
-    *("--distributed-backend", "--DDP-impl", "--attention-dropout", "--hidden-dropout", "--num-workers"),
-    *("--position-embedding-type", "--rotary-base", "--rotary-percent", "--normalization", "--norm-epsilon"),
-    *(
-        "--activations-checkpoint-method",
-        "--recompute-method",
-        "--recompute-granularity",
-        "--transformer-impl",
-    ),
-    *("--recompute-num-layers", "--layernorm-epsilon", "--data-path", "--split", "--epochs", "--ckpt-format"),
-    *("--out-seq-length", "--temperature", "--top_p", "--top_k"),
-)
+BARE_IDS = Path("none")
+"""Stands for the tokenizer of a checkpoint whose ids are no text."""
+_OF_REQUESTS = ("--out-seq-length", "--temperature", "--top_p", "--top_k")
+"""Flags of the original's server that only its requests decide."""
+_OF_TASKS = ("--epochs", "--eval-batch-size", "--eval-micro-batch-size", "--activations-checkpoint-method")
 
 
 def add_model_flags(parser: ScriptParser) -> None:
@@ -103,8 +60,18 @@ def add_model_flags(parser: ScriptParser) -> None:
     formats.add_argument("--fp16", action="store_true", help="compute in fp16")
     formats.add_argument("--bf16", action="store_true", help="compute in bf16")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute")
-    parser.add_harmless(*_SWITCHES, nargs=0)
-    parser.add_harmless(*_VALUES)
+    parser.add_harmless(*_OF_REQUESTS, *_OF_TASKS)
+    _add_training_flags(parser)
+
+
+def _add_training_flags(parser: ScriptParser) -> None:
+    """Takes what the original takes in every script, and refuses what the model cannot be."""
+    nargs: dict[str, int | str] = {"set": 0, "unset": 0, "words": "*", "ignored": "?"}
+    for name, flag in flag_table().items():
+        if flag.refused and flag.unless is None:
+            parser.add_refused(name, flag.refused)
+        elif not parser.knows(name):
+            parser.add_harmless(name, nargs=nargs.get(flag.type, 1))
 
 
 def layout_settings(given: argparse.Namespace) -> list[str]:
@@ -144,6 +111,9 @@ def require_shape(config: ModelConfig, given: argparse.Namespace) -> None:
 @contextlib.contextmanager
 def folder_of_tokenizer(given: argparse.Namespace) -> Iterator[Path | None]:
     """Yields a folder with the tokenizer that the flags name, while entered; None where they name none."""
+    if given.tokenizer_type == OF_BARE_IDS:
+        yield BARE_IDS
+        return
     is_named = given.vocab_file is not None or given.tokenizer_model is not None
     named = named_tokenizer(given) if is_named else None  # else the checkpoint knows its own
     if named is None:

@@ -8,7 +8,7 @@ from groundup.core.config import from_dict
 from groundup.core.errors import DataError
 from groundup.core.files import atomic_folder
 from groundup.megatron.parse_flags import Given
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -41,8 +41,7 @@ def put_data(settings: Settings, save: Path) -> Tokenizer:
     if not given["seq_length"]:
         raise refusal("--seq-length is missing", "Give it, for example --seq-length 1024.")
     _put_paths(settings)
-    cyclic = given["dataloader_type"] == "cyclic"
-    settings.put("data.order", "seeded" if cyclic else "megatron", "dataloader_type")
+    _put_order(settings)
     resets = [given[f"reset_{what}"] for what in ("position_ids", "attention_mask")]
     if any(resets):
         if not all(resets):
@@ -61,6 +60,19 @@ def put_data(settings: Settings, save: Path) -> Tokenizer:
             raise
         needs = _NEEDS.get(given["tokenizer_type"] or "", " or ".join(dict.fromkeys(_NEEDS.values())))
         raise DataError(error.what, where=error.where, fix=f"Name the tokenizer: {needs}.") from None
+
+
+def _put_order(settings: Settings) -> None:
+    given = settings.given
+    if given["dataloader_type"] == "cyclic":
+        settings.put("data.order", "seeded", "dataloader_type")
+        return
+    blends = [settings.tree["data"].get(name, {}) for name in ("sources", "validation", "test")]
+    without_weights = any(
+        len(blend) > 1 and not all("weight" in one for one in blend.values()) for blend in blends
+    )
+    newer = given.generation == 2026 or without_weights  # which 2023 did not know
+    settings.put("data.order", "megatron_core" if newer else "megatron", source=given.of_generation)
 
 
 def _put_paths(settings: Settings) -> None:
@@ -143,7 +155,10 @@ def _words_in(path: Path) -> list[str]:
 def _named_tokenizer(given: Given, save: Path) -> Path | None:
     """What ``data.tokenizer`` is to name; None where no flag does."""
     if given["tokenizer_type"] == "NullTokenizer":
-        raise refusal("NullTokenizer: a run needs a tokenizer to save with its model", "Name the data's.")
+        if not given["vocab_size"]:
+            raise refusal("--tokenizer-type NullTokenizer wants --vocab-size", "Give it.")
+        newer = given.generation == 2026
+        return Path(f"none:{given['vocab_size'] + (0 if newer else 1)}")  # once without the end of a document
     if model := given["tokenizer_model"]:
         return Path(model)
     match given["vocab_file"], given["merge_file"]:

@@ -28,6 +28,7 @@ class Flag:
         harmless: Why it has no effect.
         refused: What to do instead.
         unless: The value with which it is accepted all the same.
+        age: Of the only generation that has it; 0 for several.
         note: In words.
     """
 
@@ -36,12 +37,13 @@ class Flag:
     type: FlagType = "str"
     name: str = ""
     default: str | int | float | None = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[str | int, ...] = ()
     key: str = ""
     copy: bool = False
     harmless: str = ""
     refused: str = ""
     unless: str | int | float | None = None
+    age: Literal[0, 2021, 2026] = 0
     note: str = ""
 
     def __post_init__(self) -> None:

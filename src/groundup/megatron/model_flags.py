@@ -9,7 +9,7 @@ from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError
 from groundup.megatron.flag_table import flag_table
 from groundup.megatron.parse_flags import Given
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.models import ModelConfig
 
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")

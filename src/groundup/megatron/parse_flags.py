@@ -3,8 +3,8 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
 
 from groundup.core.config_sources import nearest
 from groundup.core.errors import ConfigError
@@ -12,6 +12,7 @@ from groundup.core.log import logger
 from groundup.megatron.flag_table import Flag, flag_table
 
 _WHERE = "pretrain_gpt"
+Generation = Literal[2021, 2023, 2026]
 _TYPES = {"int": int, "float": float, "str": str}
 
 
@@ -22,10 +23,12 @@ class Given:
     Attributes:
         values: Of the flags that were typed, by name.
         typed: How each of them was typed.
+        generation: Of Megatron-LM: the one that is named, or by the flags that one alone has.
     """
 
     values: Mapping[str, Any]
     typed: Mapping[str, str]
+    generation: Generation = 2023
 
     def __getitem__(self, name: str) -> Any:
         """The value of a flag: as typed, or Megatron-LM's default, or None."""
@@ -40,10 +43,15 @@ class Given:
         typed = dict.fromkeys(self.typed[name] for name in names if name in self.typed)
         return ", ".join(typed) or f"Megatron-LM's default of {_flag_of(names[0])}"
 
+    @property
+    def of_generation(self) -> str:
+        """Where a setting comes from that the generations have each in their own way."""
+        return self.typed.get("megatron_version", f"Megatron-LM of {self.generation}, as the flags are")
+
     def with_values(self, values: Mapping[str, Any], source: str) -> "Given":
         """The same with values from elsewhere, which win."""
         typed = {name: f"{source} ({name})" for name in values}
-        return Given({**self.values, **values}, {**self.typed, **typed})
+        return dataclasses.replace(self, values={**self.values, **values}, typed={**self.typed, **typed})
 
 
 def parse_flags(words: Sequence[str]) -> Given:
@@ -75,7 +83,8 @@ def parse_flags(words: Sequence[str]) -> Given:
         raise _error(problems)
     if harmless:
         logger.warning("without effect here: %s (groundup megatron flags says why)", " ".join(harmless))
-    return Given(values, typed)
+    version = values.get("megatron_version")
+    return Given(values, typed, version or _generation(table[name] for name in vars(known)))
 
 
 def _parser(table: Mapping[str, Flag]) -> argparse.ArgumentParser:
@@ -121,6 +130,12 @@ def _as_typed(flag: Flag, value: Any) -> str:
     if flag.type in ("set", "unset"):
         return flag.flag
     return f"{flag.flag} {' '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
+def _generation(flags: Iterable[Flag]) -> Generation:
+    """The generation of Megatron-LM that has all the flags: the newest that a flag is of."""
+    ages = {flag.age for flag in flags}
+    return 2026 if 2026 in ages else 2021 if 2021 in ages else 2023
 
 
 @functools.cache

@@ -5,9 +5,10 @@ from typing import Any
 from groundup.megatron.begin_from import Beginning
 from groundup.megatron.data_flags import has_validation
 from groundup.megatron.model_flags import legacy_or_core
-from groundup.megatron.settings import Settings, refusal
+from groundup.megatron.setting_tree import Settings, refusal
 from groundup.models import ModelConfig
 
+_STYLES = {2021: "megatron", 2023: "megatron_2023", 2026: "megatron_core"}
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 
@@ -67,8 +68,7 @@ def put_reports(settings: Settings) -> None:
     micro_batches = tree["global_batch_size"] // tree["micro_batch_size"]
     batches = 0 if given["full_validation"] else given["eval_iters"] * micro_batches
     settings.put("validation.num_batches", batches, "eval_iters", "global_batch_size", "full_validation")
-    if given["tensorboard_dir"]:
-        settings.put("log.tensorboard", True, "tensorboard_dir")
+    settings.put("log.style", _STYLES[given.generation], source=given.of_generation)
 
 
 def put_checkpoints(settings: Settings, model: ModelConfig, beginning: Beginning, num_steps: int) -> None:

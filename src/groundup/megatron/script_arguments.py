@@ -49,6 +49,10 @@ class ScriptParser(argparse.ArgumentParser):
         """Refuses a flag of the original with a reason, and what to do instead."""
         self._refused[flag] = why
 
+    def knows(self, flag: str) -> bool:
+        """Tells whether the script has a flag."""
+        return flag in self._option_string_actions
+
     def add_bad_records(self) -> None:
         """Adds the flags of the policy for records that cannot be read, which the originals pass over."""
         self.add_argument(

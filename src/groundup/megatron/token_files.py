@@ -14,6 +14,7 @@ from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer, tokenizer_folder
 
 _OF_GPT2 = "GPT2BPETokenizer"
+OF_BARE_IDS = "NullTokenizer"
 _OF_MODEL = ("GPTSentencePieceTokenizer", "Llama2Tokenizer", "HuggingFaceTokenizer", "PretrainedFromHF")
 _ABSENT = {
     "BertWordPieceLowerCase": "groundup has no models like BERT",
@@ -26,10 +27,11 @@ _SENTENCES = "documents are not cut into sentences: a GPT takes whole ones, BERT
 
 def add_tokenizer_flags(parser: ScriptParser) -> None:
     """Adds the flags by which Megatron-LM names a tokenizer."""
-    types = [_OF_GPT2, *_OF_MODEL]
+    types = [_OF_GPT2, *_OF_MODEL, OF_BARE_IDS]
     parser.add_argument("--tokenizer-type", metavar="TYPE", help=f"one of {', '.join(types)}")
     parser.add_argument("--vocab-file", type=Path, help="GPT-2's vocabulary")
     parser.add_argument("--merge-file", type=Path, help="GPT-2's merges")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="ids of NullTokenizer, without the end")
     parser.add_argument(
         "--tokenizer-model", "--tokenizer-name-or-path", type=Path, metavar="PATH",
         help="SentencePiece's tokenizer.model, or a Hugging Face folder",
@@ -56,11 +58,15 @@ def named_tokenizer(given: argparse.Namespace) -> tuple[Tokenizer, tuple[int, ..
             raise ConfigError("--vocab-file and --merge-file go together", where=f"--tokenizer-type {kind}")
         files = (given.vocab_file, given.merge_file)
         return (load_gpt2_files(*files) if given.vocab_file else load_tokenizer("gpt2")), ()
+    if kind == OF_BARE_IDS:  # the end of a document is one id more, as in 992da75
+        if given.vocab_size is None:
+            raise ConfigError("of how many ids", where=f"--tokenizer-type {kind}", fix="Add --vocab-size N.")
+        return load_tokenizer(f"none:{given.vocab_size + 1}"), ()
     if kind not in _OF_MODEL:
         raise ConfigError(
             f"there is no {kind}",
             where="--tokenizer-type",
-            fix=f"Choose {_OF_GPT2}, {' or '.join(_OF_MODEL)}.",
+            fix=f"Choose {', '.join((_OF_GPT2, *_OF_MODEL))} or {OF_BARE_IDS}.",
         )
     path = given.tokenizer_model
     if path is None:
@@ -102,7 +108,7 @@ def preprocess_data(arguments: Sequence[str]) -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes (1)")
     parser.add_argument("--dataset-impl", choices=("mmap",), default="mmap", help="the one format")
     add_tokenizer_flags(parser)
-    parser.add_harmless("--chunk-size", "--log-interval", "--lang", "--partitions", "--vocab-size")
+    parser.add_harmless("--chunk-size", "--log-interval", "--lang", "--partitions")
     parser.add_harmless("--keep-newlines", "--keep-sequential-samples", nargs=0)
     parser.add_refused("--split-sentences", _SENTENCES)
     parser.add_refused("--max-documents", "take the first lines of the input with `head`")
@@ -122,7 +128,7 @@ def preprocess_data(arguments: Sequence[str]) -> None:
         keys=given.json_keys,
         append_end_of_document=given.append_eod,
         begin_ids=begin_ids,
-        workers=given.workers,
+        workers=given.workers if given.workers > 1 else 0,  # one is this process
         bad_records=policy_of(given),
     )
     for key, prefix in report.prefixes.items():

@@ -23,6 +23,7 @@ from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_token
 _LEAST_TOKENS = 128  # the end of the document is one of them
 _CHARACTERS_PER_TOKEN = 8  # longer texts are not counted
 _SHOWN = 2
+_HERE = (Path("gpt2-vocab.json"), Path("gpt2-merges.txt"))  # by the names that the original's users have
 
 
 def cleanup_dataset(arguments: Sequence[str]) -> None:
@@ -35,14 +36,19 @@ def cleanup_dataset(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("input", type=Path, help="JSON lines with the field text, also .gz and .zst")
     parser.add_argument("output", type=Path, help="JSON lines to write")
-    parser.add_argument("--vocab-file", type=Path, help="GPT-2's; looked for, then downloaded, if left out")
+    parser.add_argument(
+        "--vocab-file",
+        type=Path,
+        help="GPT-2's; if left out, gpt2-vocab.json here, or found on this machine, or downloaded",
+    )
     parser.add_argument("--merge-file", type=Path, help="with --vocab-file")
     parser.add_bad_records()
     given = parser.read(arguments)
     if (given.vocab_file is None) != (given.merge_file is None):
         parser.error("--vocab-file and --merge-file go together")
-    files = (given.vocab_file, given.merge_file)
-    clean = _Cleaning(load_gpt2_files(*files) if files[0] else load_tokenizer("gpt2"))
+    files = (given.vocab_file, given.merge_file) if given.vocab_file else _HERE
+    is_named = given.vocab_file or all(path.is_file() for path in files)
+    clean = _Cleaning(load_gpt2_files(*files) if is_named else load_tokenizer("gpt2"))
     began = time.monotonic()
     try:
         _map_rows(parser, given, given.input, given.output, clean, texts=("text",))
@@ -167,8 +173,6 @@ def _map_rows(
                 if (changed := change(line)) is not None:
                     out.write(json_row(changed))
                     written += 1
-        if read and not written:
-            raise DataError(
-                f"none of {read:,} documents is kept", where=source, fix="See what is dropped above."
-            )
+        if not written:
+            raise DataError(f"none of {read:,} documents is kept", where=source, fix="Name another file.")
     sys.stdout.write(f"{output}: {written:,} documents\n")

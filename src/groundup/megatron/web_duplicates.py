@@ -15,7 +15,7 @@ from groundup.core.files import atomic_write
 from groundup.core.progress import Progress
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords
 from groundup.corpus.dedup.minhash import MinHash
-from groundup.megatron.json_rows import json_row, read_again, read_rows_of
+from groundup.megatron.json_rows import Line, json_row, read_again, read_rows_of
 from groundup.megatron.script_arguments import ScriptParser, bad_records_of
 
 _SHINGLE = 5  # characters
@@ -70,6 +70,8 @@ def find_duplicates(arguments: Sequence[str]) -> None:
         parser.error(f"--num-seeds {given.num_seeds} is no multiple of --num-bands {given.num_bands}")
     with bad_records_of(given, parser) as bad_records:
         bands = _band_hashes(given, bad_records)
+    if not len(bands):
+        raise DataError("there is no document", where=" ".join(given.inputs[::2]), fix="Name other files.")
     buckets = _buckets(bands)
     texts = _texts_of(given, {number for bucket in buckets for number in bucket})
     with atomic_write(given.output) as out:
@@ -130,12 +132,7 @@ def remove_group_duplicates(arguments: Sequence[str]) -> None:
     parser.add_argument("output", type=Path, help="JSON lines to write")
     parser.add_bad_records()
     given = parser.read(arguments)
-    removed = {
-        url
-        for line in read_rows_of(given.groups, BadRecords(_STRICT))
-        for group in line.row.values()
-        for url in group[1:]
-    }
+    removed = {url for line in read_rows_of(given.groups, BadRecords(_STRICT)) for url in _behind_first(line)}
     written = dropped = characters = 0
     size = given.input.stat().st_size if given.input.is_file() else 0
     with (
@@ -155,6 +152,18 @@ def remove_group_duplicates(arguments: Sequence[str]) -> None:
             f"none of its documents is among the {len(removed):,} URLs to remove", where=given.input
         )
     sys.stdout.write(f" [PROCESSED] written: {written} | removed: {dropped} (char: {characters})\n")
+
+
+def _behind_first(line: Line) -> list[str]:
+    """The URLs of the groups of a line but for the first of each."""
+    groups = list(line.row.values())
+    if not all(isinstance(group, list) for group in groups):
+        raise DataError(
+            "is no line of group_duplicate_url",
+            where=line.where,
+            fix="One has the form {NUMBER: [URL, ...]}.",
+        )
+    return [url for group in groups for url in group[1:]]
 
 
 def _documents(given: argparse.Namespace, bad_records: BadRecords) -> Iterator[tuple[str, str]]:

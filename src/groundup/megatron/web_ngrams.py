@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groundup.core.config import from_dict
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import atomic_write
 from groundup.core.progress import Progress
 from groundup.corpus.evaluation_sets import EvaluationFile
@@ -65,6 +65,10 @@ def filter_ngrams(arguments: Sequence[str]) -> None:
     names = {setting: flag for setting, flag, *_ in _RULES}
     rules = from_dict(Overlap, settings, where=parser.prog, names=names)
     index = NgramIndex((texts for file in _task_files(given) for _, texts in file.items()), rules)
+    if not len(index):
+        raise DataError(
+            f"no item has {rules.min_ngram} words", where=" ".join(given.tasks), fix="Name its file."
+        )
     common = _common(index, given, parser)
     sys.stdout.write(
         f"{len(index) - len(common):,} n-grams are cut out, {len(common):,} are common language\n"

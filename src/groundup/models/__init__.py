@@ -4,6 +4,7 @@ A model joins by one file and one line in each of the two tables below.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -29,10 +30,32 @@ _MODELS: dict[type, tuple[type[Model], Axes]] = {
 }
 
 
-def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> Model:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightDtypes:
+    """In which dtypes a model's weights lie in memory.
+
+    Attributes:
+        default: Of all that have none of their own.
+        linear: Of linear layers and their biases, but not of a head that is the embedding; or ``default``.
+    """
+
+    default: torch.dtype = torch.float32
+    linear: torch.dtype | None = None
+
+
+FP32 = WeightDtypes()
+
+
+def build_model(
+    config: ModelConfig, *, device: torch.device | str = "cpu", dtypes: WeightDtypes = FP32
+) -> Model:
     """Builds the model of a config, with weights that ``models.init`` fills; "meta" allocates none."""
     with torch.device("meta"):
         model = _MODELS[type(config)][0](config)  # type: ignore[arg-type]  # the table pairs them
+    model.to(dtypes.default)
+    for module in model.modules() if dtypes.linear else ():
+        if isinstance(module, nn.Linear) and not (module is model.head and config.tied_embedding):
+            module.to(dtypes.linear)
     if str(device) != "meta":
         model.to_empty(device=device)
         model.tie_weights()

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import torch
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.errors import MachineError
 from groundup.parallel.device import PrecisionName, choose_precision
 from groundup.parallel.layout import Layout, describe_layout, stages_per_rank
 from groundup.tokens.sampling.batch_ramp import BatchRamp
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
-from groundup.train.config import EvalConfig, LogConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.config import EvalConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.log_config import LogConfig
 from groundup.train.schedules.warmup import Steps
 from groundup.verify.parallel import SHRUNK_LENGTH, shrunk
 
@@ -78,7 +80,9 @@ def rehearsed_config(config: TrainConfig, *, run_dir: Path, data: Path, tokenize
         validation=ValidationConfig(interval=INTERVAL, num_batches=2),
         eval=EvalConfig(),
         sample=dataclasses.replace(config.sample, interval=INTERVAL if config.sample.interval else 0),
-        checkpoint=dataclasses.replace(config.checkpoint, interval=INTERVAL, keep_last=2, keep_every=0),
+        checkpoint=dataclasses.replace(
+            config.checkpoint, interval=INTERVAL, keep_last=2, keep_every=0, megatron=MegatronCopies()
+        ),
     )
 
 

@@ -15,6 +15,7 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -42,26 +43,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class LogConfig:
-    """How often the run reports, and where.
-
-    Attributes:
-        interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events.
-        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
-    """
-
-    interval: Positive = 10
-    tensorboard: bool = False
-    tensorboard_dir: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses a folder for events that are not written."""
-        if self.tensorboard_dir is not None and not self.tensorboard:
-            raise ValueError("tensorboard_dir goes with tensorboard=true")
 
 
 @config
@@ -223,10 +204,15 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order != "seeded":
             raise ValueError(
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
+            )
+        if 0 < self.data.planned_samples < self.num_samples:
+            raise ValueError(
+                f"data.planned_samples {self.data.planned_samples} is less than the {self.num_samples}"
+                f" samples of num_steps {self.num_steps}"
             )
         if self.data.sequence_length > self.model.max_sequence_length:
             raise ValueError(
@@ -262,9 +248,32 @@ class TrainConfig:
         return LengthIn(self.schedule_unit, self.batch_sizes, self.data.sequence_length)
 
     @property
+    def samples_of_a_validation(self) -> int:
+        """Samples that one validation takes; 0 for the whole split."""
+        return self.validation.num_batches * self.micro_batch_size
+
+    @property
+    def planned_samples(self) -> dict[str, int]:
+        """Samples of the whole run by what they are for, as ``open_splits`` takes them."""
+        interval, each = self.validation.interval, self.samples_of_a_validation
+        return {
+            "num_samples": self.num_samples,
+            "validation_samples": (self.num_steps // interval + 1) * each if interval else 0,
+            "test_samples": each if interval else 0,
+        }
+
+    @property
+    def whole_length(self) -> float:
+        """Length of the run in the schedule's unit: that which was planned, where samples count."""
+        planned = self.data.planned_samples if self.schedule_unit == "samples" else 0
+        return planned or self.length_in.steps(self.num_steps)
+
+    @property
     def horizon(self) -> float:
         """The position at which the schedule ends, in its unit."""
-        return self.schedule_samples or self.length_in.steps(self.schedule_steps or self.num_steps)
+        if self.schedule_steps and not self.schedule_samples:
+            return self.length_in.steps(self.schedule_steps)
+        return self.schedule_samples or self.whole_length
 
     @property
     def warmup_length(self) -> float:

@@ -52,7 +52,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         _begin_average(state)
     elif config.start.state:
         found = detect_format(path)
-        stored = open_start(path, tokenizer, moments=True)
+        stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size, moments=True)
         if found.keeps_run:
             _require_tokenizer(stored, tokenizer)
             state.restore(resolve_checkpoint(path), config, mesh)
@@ -63,7 +63,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
             _begin_average(state)
         logger.info("going on from %s: step %d", stored.source, state.step)
     else:
-        stored = open_start(path, tokenizer)
+        stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size)
         _place_weights(state, config, stored, tokenizer)
         _begin_average(state)
         logger.info("starting from the weights of %s", stored.source)
@@ -158,12 +158,19 @@ def _begin_average(state: TrainState) -> None:
         state.average.begin()
 
 
-def open_start(path: Path, tokenizer: Tokenizer | None = None, *, moments: bool = False) -> LazyModel:
+def open_start(
+    path: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    vocab_size: int | None = None,
+    moments: bool = False,
+) -> LazyModel:
     """Opens the model that a run is to begin with, of any format.
 
     Args:
         path: As ``start.path``.
         tokenizer: For a model that comes without one.
+        vocab_size: Rows of the vocabulary to keep, of a format that has more; None for the true ones.
         moments: Whether to open the optimizer's state too.
 
     Raises:
@@ -171,7 +178,8 @@ def open_start(path: Path, tokenizer: Tokenizer | None = None, *, moments: bool 
         NoTokenizer: It has no tokenizer, and none is given.
     """
     found = detect_format(path)
-    options = {"moments": True} if moments and "moments" in found.open_options else {}
+    options: dict[str, Any] = {"vocab_size": vocab_size, "moments": moments or None}
+    options = {key: value for key, value in options.items() if key in found.open_options and value}
     try:
         return found.codec.open(path, **options)
     except NoTokenizer:

@@ -23,6 +23,7 @@ from groundup.parallel.pipeline_parallel import Pipeline
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.optim import Optimizers
+from groundup.train.phase_times import PhaseTimes
 from groundup.train.stability.spike_guard import SpikeGuard
 
 
@@ -70,6 +71,7 @@ class TrainState:
         skipped_steps: Steps without an update.
         bos_ids: Ids before every prompt, where the model that the run began with has some.
         companions: Chat template, settings of generation, ... of the model that the run began with.
+        phases: Times of the phases of steps.
     """
 
     model: Model
@@ -85,6 +87,7 @@ class TrainState:
     skipped_steps: int = 0
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
+    phases: PhaseTimes = dataclasses.field(default_factory=PhaseTimes)
 
     @property
     def parts(self) -> list[Model]:

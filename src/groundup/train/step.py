@@ -90,7 +90,8 @@ def train_step(
     _set_rates(state, config)
     skipped = not finite or bool(outlier)
     if not skipped:
-        state.optimizers.step()
+        with state.phases.phase("optimizer"):
+            state.optimizers.step()
         if state.average:
             state.average.update()
     state.optimizers.zero_grad()
@@ -114,18 +115,23 @@ def train_step(
     return result
 
 
-def schedule_position(state: TrainState, config: TrainConfig) -> float:
+def _schedule_position(state: TrainState, config: TrainConfig) -> float:
     """Where the next update is in the schedules; a skipped step advances none of them: Megatron-LM's rule."""
     if config.schedule_unit == "samples":
         return state.updated_samples
     return state.step - state.skipped_steps + 1
 
 
+def lr_ratio_of_next(state: TrainState, config: TrainConfig) -> float:
+    """Returns the learning rate of the next update over its peak."""
+    position = _schedule_position(state, config)
+    return lr_ratio(config.schedule, position, warmup=config.warmup_length, horizon=config.horizon)
+
+
 def _set_rates(state: TrainState, config: TrainConfig) -> None:
-    position = schedule_position(state, config)
     state.optimizers.set_rates(
-        lr_ratio=lr_ratio(config.schedule, position, warmup=config.warmup_length, horizon=config.horizon),
-        progress=min(1.0, position / config.length_in.steps(config.num_steps)),
+        lr_ratio=lr_ratio_of_next(state, config),
+        progress=min(1.0, _schedule_position(state, config) / config.whole_length),
     )
 
 

@@ -15,12 +15,12 @@ from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
     EvalConfig,
-    LogConfig,
     SampleConfig,
     StartConfig,
     TrainConfig,
     ValidationConfig,
 )
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps

@@ -17,6 +17,7 @@ from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, NULL_TOKENIZER, args_of, padded_rows
 from groundup.checkpoint.megatron.optimizer import (
     ENTRIES,
+    Share,
     adam_args,
     find_unwritable_state,
     optimizer_entry,
@@ -95,7 +96,7 @@ def write_megatron(
     args = {**_defaults(stored), **stored.megatron_args, **ours, **(adam if stored.moments else {})}
     moments = _moments(stored, names, masters)
 
-    def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> dict[str, LazyTensor]:
+    def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> Share:
         return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, names=names))
 
     places = [(stage, rank) for stage in range(pp) for rank in range(tp)]
@@ -122,21 +123,28 @@ def write_megatron(
                 "model": nested(share, names, tied=config.tied_embedding, last_stage=stage == pp - 1),
             }
             if state := states[stage, rank]:
-                fp32 = state.pop(_MASTERS, {})
-                content["optimizer"] = optimizer_entry(
-                    weights=share,
-                    moments=state,
-                    masters=fp32,
-                    step=_updates(stored),
-                    args=adam,
-                    loss_scale=stored.loss_scale,
-                )
-                content["opt_param_scheduler"] = scheduler_entry(stored, adam)
+                content |= _training_state(stored, share, state, adam)
             write_torch(path, content, tell)
         (temporary / TRACKER).write_text(str(stored.step) if stored.step else RELEASE)
         stored.tokenizer.save(temporary / TOKENIZER)
         stored.companions.write(temporary / TOKENIZER)
     return folder / name
+
+
+def _training_state(
+    stored: LazyModel, weights: Share, state: dict[str, Share], adam: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a rank's file says of the optimizer and the schedules."""
+    masters = state.pop(_MASTERS, {})
+    optimizer = optimizer_entry(
+        weights=weights,
+        moments=state,
+        masters=masters,
+        step=_updates(stored),
+        args=adam,
+        loss_scale=stored.loss_scale,
+    )
+    return {"optimizer": optimizer, "opt_param_scheduler": scheduler_entry(stored, adam)}
 
 
 def find_indivisible(config: ModelConfig, *, tp: int, pp: int) -> str | None:

@@ -201,7 +201,11 @@ def _from_json(path: Path) -> Tokenizer:
         ) from None
     if bpe is not None and end in bpe.specials:
         return _byte_level(bpe, end, path, document, settings)
-    return HuggingFaceTokenizer(document, end_of_document=end, where=path, settings=settings)
+    model = path.with_name("tokenizer.model")
+    model_file = model.read_bytes() if model.is_file() else None
+    return HuggingFaceTokenizer(
+        document, end_of_document=end, where=path, settings=settings, model_file=model_file
+    )
 
 
 def _added_tokens(document: dict[str, Any], path: Path) -> dict[str, int]:

@@ -1,0 +1,28 @@
+"""How often a run reports, and in which words, as a config."""
+
+from pathlib import Path
+from typing import Literal
+
+from groundup.core.config import config
+from groundup.core.config_class import Positive
+
+LogStyle = Literal["groundup", "megatron", "megatron_2023", "megatron_core"]
+
+
+@config
+class LogConfig:
+    """How often the run reports, and where.
+
+    Attributes:
+        interval: Steps between log lines (and records of ``metrics.jsonl``).
+        tensorboard: Also write TensorBoard events to the run folder.
+        tensorboard_dir: Also write them, to this folder instead.
+        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
+            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
+            a GPU), "megatron_2023" or "megatron_core" (2026).
+    """
+
+    interval: Positive = 10
+    tensorboard: bool = False
+    tensorboard_dir: Path | None = None
+    style: LogStyle = "groundup"
