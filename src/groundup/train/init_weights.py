@@ -170,6 +170,7 @@ def open_start(
     Args:
         path: As ``start.path``.
         tokenizer: For a model that comes without one.
+        vocab_size: Rows of the vocabulary to keep, of a format that has more; None for the true ones.
         moments: Whether to open the optimizer's state too.
 
     Raises:
