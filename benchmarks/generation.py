@@ -1,13 +1,14 @@
-"""Tokens per second of generation: groundup's engine against ``transformers.generate``, in one process.
+"""Tokens per second of generation: groundup's engine against ``transformers.generate``, and other engines.
 
 The GPT-2 of 124M parameters with random weights, the same in both, greedy, without an end. Requests have
 prompts of 16 to 48 tokens and 8 to 64 new ones, the same for all. transformers completes them one by one
 ("single"), or in one static batch, padded on the left, that runs as long as its longest text ("batch");
-tokens beyond a request's own are not counted. The contenders take turns. The bandwidth is that of the
-weights, read once a step, and of the keys and values; its share is of what a sum over 256 MB reads. Writes
-``results/generation.json`` and ``results/generation.md``.
+tokens beyond a request's own are not counted. vLLM and llama.cpp, where a Python that has them is named, get
+all requests at once, and are stopped while others work. The contenders take turns. The bandwidth is that of
+the weights, read once a step, and of the keys and values; its share is of what a sum over 256 MB reads.
+Writes ``results/generation.json`` and ``results/generation.md``.
 
-    python benchmarks/generation.py --rounds 3 --threads 2
+    python benchmarks/generation.py --rounds 3 --threads 2 --vllm PYTHON --llama-cpp PYTHON
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from peers import peers
 from processes import describe_machine, wait_for_idle_cpu
 from random_model import model_of_124m
 
@@ -34,6 +36,14 @@ from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Request
 
 RESULTS_DIR = Path(__file__).parent / "results"
+COLUMNS = {
+    "groundup": "groundup",
+    "transformers single": "transformers, one by one",
+    "transformers batch": "transformers, static batch",
+    "vllm": "vLLM",
+    "llama.cpp": "llama.cpp",
+    "llama.cpp q8_0": "llama.cpp, q8_0",
+}
 
 
 def requests_of(count: int, number: int) -> list[Request]:
@@ -106,55 +116,65 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     transformers.logging.set_verbosity_error()
     loaded = model_of_124m()
-    cases = []
+    cases, versions = [], {}
     with tempfile.TemporaryDirectory() as folder:
         write_huggingface(loaded, Path(folder))
         for name in ("bfloat16", "float32"):
             dtype = getattr(torch, name)
             engine = Engine(loaded, dtype=dtype)
             other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-            for count in (1, 8, 32):
-                contenders: dict[str, Callable[[list[Request]], float]] = {
-                    "groundup": functools.partial(ours, engine)
-                }
-                if count <= 8:
-                    contenders["transformers single"] = functools.partial(theirs, other, batch=False)
-                if count > 1:
-                    contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
-                times: dict[str, list[float]] = {key: [] for key in contenders}
-                bandwidth = []
-                for number in range(arguments.rounds + 1):
-                    if not arguments.busy:
-                        wait_for_idle_cpu()
-                    bandwidth.append(read_bandwidth())
-                    requests = requests_of(count, number)
-                    for key, contender in contenders.items():
-                        seconds = contender(requests)
-                        if number:  # the first round warms up
-                            times[key].append(seconds)
-                num_tokens = sum(one.max_new_tokens for one in requests)
-                read = bytes_read(loaded, requests, dtype.itemsize) / statistics.median(times["groundup"])
-                cases.append(
-                    {
-                        "dtype": name,
-                        "requests": count,
-                        "tokens_per_second": {
-                            key: num_tokens / statistics.median(value) for key, value in times.items()
-                        },
-                        "best": {key: num_tokens / min(value) for key, value in times.items()},
-                        "share_of_bandwidth": read / statistics.median(bandwidth),
+            with peers(arguments, folder, name) as started:
+                for peer in started.values():
+                    versions |= peer.versions
+                for count in (1, 8, 32):
+                    contenders: dict[str, Callable[[list[Request]], float]] = {
+                        "groundup": functools.partial(ours, engine)
                     }
-                )
-                print(cases[-1], flush=True)
+                    if count <= 8:
+                        contenders["transformers single"] = functools.partial(theirs, other, batch=False)
+                    if count > 1:
+                        contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
+                    contenders |= {key: peer.complete for key, peer in started.items()}
+                    found = race(arguments, loaded, contenders, count, dtype)
+                    cases.append({"dtype": name, "requests": count, **found})
+                    print(cases[-1], flush=True)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": describe_machine("torch", "transformers"),
+        "machine": {**describe_machine("torch", "transformers"), **versions},
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[1],
         "busy": arguments.busy,
         "rounds": arguments.rounds,
         "read_bandwidth_GB_s": read_bandwidth() / 1e9,
         "cases": cases,
+    }
+
+
+def race(
+    arguments: argparse.Namespace,
+    loaded: LoadedModel,
+    contenders: dict[str, Callable[[list[Request]], float]],
+    count: int,
+    dtype: torch.dtype,
+) -> dict[str, Any]:
+    """Lets contenders complete the same requests, in turns; returns the figures of each."""
+    times: dict[str, list[float]] = {key: [] for key in contenders}
+    bandwidth = []
+    for number in range(arguments.rounds + 1):
+        if not arguments.busy:
+            wait_for_idle_cpu()
+        bandwidth.append(read_bandwidth())
+        requests = requests_of(count, number)
+        for key, contender in contenders.items():
+            seconds = contender(requests)
+            if number:  # the first round warms up
+                times[key].append(seconds)
+    num_tokens = sum(one.max_new_tokens for one in requests)
+    read = bytes_read(loaded, requests, dtype.itemsize) / statistics.median(times["groundup"])
+    return {
+        "tokens_per_second": {key: num_tokens / statistics.median(value) for key, value in times.items()},
+        "best": {key: num_tokens / min(value) for key, value in times.items()},
+        "share_of_bandwidth": read / statistics.median(bandwidth),
     }
 
 
@@ -173,16 +193,19 @@ def as_markdown(found: dict[str, Any]) -> str:
         )
     lines += [
         "GPT-2 124M, random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (one: 48)."
-        " The share is of the memory bandwidth that a sum reaches"
+        " The bandwidth is groundup's, as a share of what a sum reaches"
         f" ({found['read_bandwidth_GB_s']:.0f} GB/s at the end).",
         "",
-        "| dtype | requests | groundup | transformers, one by one | transformers, static batch | bandwidth |",
-        "| --- | --- | --- | --- | --- | --- |",
     ]
+    columns = {
+        key: title for key, title in COLUMNS.items() if any(key in case["best"] for case in found["cases"])
+    }
+    head = ["dtype", "requests", *columns.values(), "bandwidth"]
+    lines += ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
     for case in found["cases"]:
         figures = [
             f"{case['tokens_per_second'][key]:.0f} ({case['best'][key]:.0f})" if key in case["best"] else "-"
-            for key in ("groundup", "transformers single", "transformers batch")
+            for key in columns
         ]
         share = f"{100 * case['share_of_bandwidth']:.0f}%"
         lines.append("| " + " | ".join([case["dtype"], str(case["requests"]), *figures, share]) + " |")
@@ -196,12 +219,17 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument(
+        "--vllm", type=Path, help="a Python that has vLLM: benchmarks/baselines/generation_vllm.py"
+    )
+    parser.add_argument("--llama-cpp", type=Path, help="one that has llama.cpp: .../generation_llama_cpp.py")
+    parser.add_argument("--name", default="generation", help="of the files of results")
     parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine, and say so")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = measure(arguments)
-    RESULTS_DIR.joinpath("generation.json").write_text(json.dumps(found, indent=1) + "\n")
-    RESULTS_DIR.joinpath("generation.md").write_text(as_markdown(found))
+    RESULTS_DIR.joinpath(f"{arguments.name}.json").write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS_DIR.joinpath(f"{arguments.name}.md").write_text(as_markdown(found))
 
 
 if __name__ == "__main__":

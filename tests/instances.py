@@ -41,11 +41,13 @@ from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling
+from groundup.models.stablelm import StableLMConfig
 from groundup.train.optim import AdamW, Muon, Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.cosine import Cosine
+from groundup.train.schedules.inverse_sqrt import InverseSqrt
 from groundup.train.schedules.linear import Linear
-from groundup.train.schedules.warmup import Fraction, Steps, Tokens
+from groundup.train.schedules.warmup import Fraction, Samples, Steps, Tokens
 from groundup.train.schedules.wsd import Wsd
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SkipGuard
 
@@ -66,6 +68,7 @@ MODELS: dict[str, ModelConfig] = {
         rope_scaling=LinearRopeScaling(factor=4),
         **_SIZES,
     ),
+    "stablelm": StableLMConfig(num_heads=4, num_kv_heads=2, rotary_fraction=0.5, linear_bias="qkv", **_SIZES),
 }
 
 SCHEDULES = [
@@ -74,6 +77,9 @@ SCHEDULES = [
     Constant(),
     Wsd(decay_fraction=0.25, min_ratio=0.05),
     Wsd(shape="sqrt"),
+    Wsd(shape="cosine", min_ratio=0.1),
+    Wsd(shape="exponential"),
+    InverseSqrt(min_ratio=0.4),
 ]
 OPTIMIZERS = [AdamW(), AdamW(state_dtype="bf16"), Muon(), Sgd(), Sgd(momentum=0.9)]
 FILTERS = [
@@ -87,7 +93,7 @@ FILTERS = [
 _OTHERS = [
     *(NoRopeScaling(), LinearRopeScaling(factor=2.0), Llama3RopeScaling(factor=8.0)),
     *(NoSpikeGuard(), SkipGuard(), RollbackGuard()),
-    *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000)),
+    *(Steps(steps=10), Fraction(fraction=0.1), Tokens(tokens=1000), Samples(samples=10)),
     *(PerplexityTask(), PerplexityTask(max_tokens=9, batch_size=2), Lambada(), Lambada(limit=2)),
     *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
     *(NearDedup(keep="longest"), Decontaminate(against=("items.jsonl",), report_only=True)),

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,18 @@ def make_version(folder: Path, version: float, heads_per_rank: int) -> None:
             del content["checkpoint_version"]
         else:
             content["checkpoint_version"] = version
+
+    for path in rank_files(folder):
+        edit(path, change)
+
+
+def make_bare(folder: Path, **args: Any) -> None:
+    """Makes a checkpoint one of data that NullTokenizer made."""
+    shutil.rmtree(folder / "tokenizer")
+
+    def change(content: dict[str, Any]) -> None:
+        del content["args"].true_vocab_size
+        vars(content["args"]).update({"tokenizer_type": "NullTokenizer", **args})
 
     for path in rank_files(folder):
         edit(path, change)

@@ -12,6 +12,7 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.engine import Engine
 from groundup.serve.http_server import HttpServer, bind, url_of
 from groundup.serve.service import Limits, Service
+from groundup.serve.text_engine import TextEngine
 
 
 class Served:
@@ -24,10 +25,13 @@ class Served:
         limits: Limits | None = None,
         api_key: str | None = None,
         drain_seconds: float = 60,
+        other: TextEngine | None = None,
         **engine: Any,
     ) -> None:
         self.engine = Engine(loaded, **engine)
-        self.service = Service(loaded, self.engine, name="tiny", limits=limits or Limits(), api_key=api_key)
+        self.service = Service(
+            loaded, other or self.engine, name="tiny", limits=limits or Limits(), api_key=api_key
+        )
         self._drain_seconds = drain_seconds
         self._ready = threading.Event()
 

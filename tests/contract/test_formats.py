@@ -159,12 +159,8 @@ def test_options_of_opening_without_effect_are_refused_by_name(entry, option, va
         open_lazy(written[entry.name], **{option: value})
 
 
-def test_training_starts_from_it_or_says_how(entry, loaded, written):
-    if entry.starts_training:
-        assert model_of(written[entry.name])["hidden_size"] == loaded.config.hidden_size
-        return
-    with pytest.raises(CheckpointError, match=r"training starts from .*Convert it first: groundup convert"):
-        model_of(written[entry.name])
+def test_training_starts_from_it(entry, loaded, written):
+    assert model_of(written[entry.name])["hidden_size"] == loaded.config.hidden_size
 
 
 def test_convert_writes_it_and_its_help_names_it(entry, loaded, written, tmp_path, capsys):

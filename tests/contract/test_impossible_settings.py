@@ -13,6 +13,7 @@ from groundup.core.config import from_dict
 from groundup.core.errors import ConfigError
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling
+from groundup.models.stablelm import StableLMConfig
 from groundup.train.config import TrainConfig
 
 _VALID = {
@@ -31,6 +32,7 @@ _VALID = {
 }
 _REQUIRED = {
     LlamaConfig: {**_VALID["model"], "num_kv_heads": 2},
+    StableLMConfig: {**_VALID["model"], "num_kv_heads": 2},
     LinearRopeScaling: {"factor": 2},
     Llama3RopeScaling: {"factor": 2},
 }

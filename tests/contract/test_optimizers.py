@@ -11,7 +11,7 @@ from groundup.train.optim import Optimizer, build_optimizers
 from tests.instances import MODELS, OPTIMIZERS
 from tests.tiny import tiny_model
 
-NAMES = ["gpt2", "llama"]
+NAMES = ["gpt2", "llama", "stablelm"]
 
 
 def stepped(optimizer: Optimizer, model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -11,8 +11,10 @@ from groundup.checkpoint.lazy import as_lazy
 from groundup.checkpoint.megatron.read import open_megatron
 from groundup.checkpoint.nanogpt import write_nanogpt
 from tests.guides import ROOT, commands, require_shown, run, shell
-from tests.megatron_files import edit, rank_files, with_optimizer, write_checkpoint
+from tests.megatron_files import edit, make_bare, rank_files, with_optimizer, write_checkpoint
 from tests.tiny import NANOGPT, tiny_model, tiny_tokenizer
+from tests.unit.checkpoint.test_nanogpt import save, their_model
+from tests.unit.cli.test_import_nanogpt import TEXT, prepare
 
 GUIDE = "docs/guides/conversion.md"
 
@@ -24,10 +26,15 @@ def folder(tmp_path):
     write_checkpoint(tiny_model("gpt2"), checkpoints / "gpt2", tp=2, pp=2)
     write_checkpoint(tiny_model("gpt2"), checkpoints / "codeparrot", tp=2)
     write_checkpoint(tiny_model("gpt2"), checkpoints / "gpt2-trained")
+    write_checkpoint(tiny_model("stablelm"), checkpoints / "bare-ids", tp=2)
+    make_bare(checkpoints / "bare-ids", vocab_size=299)
     for path in rank_files(checkpoints / "gpt2-trained"):
         edit(path, give_optimizer)
     tiny_tokenizer().save(tmp_path / "codeparrot-tokenizer")
     write_nanogpt(as_lazy(tiny_model("gpt2", **NANOGPT)), tmp_path / "out-nanogpt")
+    prepare(tmp_path / "data" / "shakespeare_char")
+    size = len(set(TEXT))
+    save(their_model(vocab_size=size), tmp_path / "out-shakespeare-char", vocab_size=size)
     write_huggingface(tiny_model("llama"), tmp_path / "llama-hf")
     rows = (
         {"text": "The men on the quay stopped talking to watch the sea"},
@@ -46,7 +53,7 @@ def give_optimizer(content):
 def test_every_command_runs(folder):
     pytest.importorskip("transformers")
     lines = commands(GUIDE)
-    assert len(lines) == 11
+    assert len(lines) == 16
     printed = {line: run(line, folder) for line in lines}
     for command, out in printed.items():
         if command.startswith("groundup convert"):

@@ -53,8 +53,11 @@ FAMILY: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5": ("Qwen2", {"sliding_window": 131072, "max_window_layers": 28, "rms_norm_eps": 1e-5}),
     "smollm2": ("Llama", {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3,
                           "tie_word_embeddings": True, "rms_norm_eps": 1e-5}),
+    "stablelm-3b": ("StableLm", {"num_key_value_heads": 4, "layer_norm_eps": 1e-4}),  # a quarter is rotated
+    "stablelm-2": ("StableLm", {"use_qkv_bias": True, "tie_word_embeddings": True,
+                                "rope_parameters": {**LLAMA3, "partial_rotary_factor": 0.5}}),
 }  # fmt: skip
-MEGATRON = [name for name in FAMILY if name not in ("llama3.1", "llama3.2-short")]
+MEGATRON = [name for name in FAMILY if name not in ("llama3.1", "llama3.2-short", "stablelm-2")]
 """It has no llama3 scaling of another original length than 8192."""
 
 

@@ -23,6 +23,7 @@ from groundup.inference.rank_model import engine_on
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Generation, Request
 from groundup.launch.env import RankInfo
+from groundup.models import WeightDtypes
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.parallel.mesh import init_distributed, leave_distributed
 from groundup.parallel.parallel_model import ParallelModel
@@ -40,6 +41,7 @@ TINY = {
     "three-heads": {"name": "llama", "num_heads": 3, "num_kv_heads": 1, "hidden_size": 48, "ffn_size": 96},
 }
 """Name -> changes of one of ``MODELS``."""
+HALF_PRECISION = WeightDtypes(default=torch.bfloat16)
 CASES = {
     2: {
         "tp2": (Layout(dp=1, tp=2), ("gpt2", "one-kv-head")),
@@ -79,6 +81,14 @@ def on_rank(rank: int, size: int, folder: Path) -> None:
                 assert (engine is None) == (rank > 0)
                 if engine:
                     (folder / f"{name}.{model}").write_bytes(pickle.dumps(answers(engine)))
+        half = load_over_ranks(
+            as_lazy(tiny(models[0])), mesh, precision=contextlib.nullcontext, dtypes=HALF_PRECISION
+        )
+        assert {weight.dtype for weight in half.model.parameters()} == {torch.bfloat16}
+        with engine_on(half, mesh, dtype=torch.bfloat16, **SETTINGS) as engine:
+            if engine:
+                [first, *_] = answers(engine)[0]
+                (folder / f"{name}.half").write_bytes(pickle.dumps(first.prompt_logprobs))
     replicas = init_distributed(Layout(dp=size), info, torch.device("cpu"))
     with pytest.raises(ConfigError, match="replicas"):
         engine_on(loaded, replicas, dtype=torch.float32).__enter__()
@@ -146,6 +156,9 @@ def test_all_ranks_together_are_one_model(size: int, tmp_path: Path, monkeypatch
             found, found_blocks = pickle.loads((tmp_path / f"{name}.{model}").read_bytes())
             assert_same(found, expected[model][0])
             assert found_blocks >= expected[model][1], "a rank has fewer keys and values of each token"
+        rounded = pickle.loads((tmp_path / f"{name}.half").read_bytes())
+        exact = [logprob.chosen for logprob in expected[models[0]][0][0].prompt_logprobs]
+        assert [logprob.chosen for logprob in rounded] == pytest.approx(exact, abs=0.2)
 
 
 def test_the_death_of_a_rank_ends_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from groundup.core.config import resolve
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
+from groundup.models.stablelm import StableLMConfig
 from groundup.parallel.layout import Layout, PipelineConfig
 from groundup.train.config import TrainConfig
 from tests.parallel.ranks import train_on_ranks
@@ -22,6 +23,7 @@ MODELS = {
     "gpt2": GPT2Config(**SIZES, ffn_size=64),
     "llama": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=2),
     "qwen2-tied": LlamaConfig(**SIZES, ffn_size=96, num_kv_heads=1, tied_embedding=True, qkv_bias=True),
+    "stablelm": StableLMConfig(**SIZES, ffn_size=96, num_kv_heads=2, rotary_fraction=0.5, linear_bias="all"),
 }
 NUM_STEPS = 4
 VALIDATE = ("data.split=96,2,2", "validation.interval=2")
@@ -69,6 +71,8 @@ NOT_EACH_TIME = {
     *("dp4-zero3", "dp2-tp2", "dp2-pp2", "dp2-pp2-zero2-int", "cp4", "dp2-cp2", "cp2-pp2", "cp2-zero3")
 }
 """Mixes of what other layouts have."""
+OF_EACH_TIME = {"gpt2": LAYOUTS[2].keys() | LAYOUTS[4].keys(), "stablelm": {"tp2"}}
+"""For a model; FOR_ALL_MODELS where it has none."""
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +115,7 @@ def test_losses_and_gradient_norms_equal_those_of_one_process(
         for name, model in MODELS.items()
         for layout_name, layout in LAYOUTS[world_size].items()
         if not each_time
-        or (layout_name not in NOT_EACH_TIME and (name == "gpt2" or layout_name in FOR_ALL_MODELS))
+        or (layout_name not in NOT_EACH_TIME and layout_name in OF_EACH_TIME.get(name, FOR_ALL_MODELS))
     }
     # Forks have one order of their sets; here ranks whose orders differ must agree on all collectives.
     start_method = "spawn" if world_size == 2 else "forkserver"

@@ -32,6 +32,7 @@ CASES = {
         **MODELS,
         "llama-one-kv-head": replace(MODELS["llama-grouped-tied"], num_kv_heads=1),
         "qwen2-one-kv-head": replace(MODELS["qwen2-grouped-tied"], num_kv_heads=1),
+        "stablelm-all-biases": replace(MODELS["stablelm"], num_kv_heads=1, linear_bias="all"),
     },
     # 500 ids are 512 rows: 171, 171 and 170; 129 are 256: of 86, 86 and 84, where the last are all padding.
     3: {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from groundup.checkpoint.lazy import DtypeName, LazyModel, LoadedModel
+    from groundup.models import WeightDtypes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +72,6 @@ class CheckpointFormat:
         keeps_optimizer: Whether it can keep the state of an optimizer.
         keeps_masters: Whether it then keeps the weights in fp32 beside weights of 16 bits.
         keeps_run: Whether all that a run knows is in it, to go on from.
-        starts_training: Whether training can start from it.
         holds_all: Whether it takes every model of a family that has tables, where others may refuse some.
     """
 
@@ -84,7 +84,6 @@ class CheckpointFormat:
     keeps_optimizer: bool = False
     keeps_masters: bool = False
     keeps_run: bool = False
-    starts_training: bool = True
     holds_all: bool = False
 
     @property
@@ -101,7 +100,6 @@ FORMATS = (
         about="a Hugging Face folder",
         module="groundup.checkpoint.huggingface.weights",
         write_options={"shards": "1"},
-        holds_all=True,
     ),
     CheckpointFormat(
         name="native",
@@ -122,13 +120,13 @@ FORMATS = (
         write_options={"tp": 1, "pp": 1, "names": "legacy"},
         keeps_optimizer=True,
         keeps_masters=True,
-        starts_training=False,
     ),
     CheckpointFormat(
         name="nanogpt",
         title="nanoGPT's ckpt.pt",
         about="a ckpt.pt of nanoGPT",
         module="groundup.checkpoint.nanogpt",
+        open_options=frozenset({"moments"}),
     ),
 )
 
@@ -182,20 +180,31 @@ def require_effect(to: CheckpointFormat, options: Mapping[str, Any]) -> dict[str
     return {option: value for option, value in options.items() if option in to.write_options}
 
 
-def open_model(path: Path, *, device: "torch.device", ema: bool = False) -> "LoadedModel":
-    """Brings weights (fp32), architecture and tokenizer to memory for use; needs nothing but the path.
+def open_model(
+    path: Path,
+    *,
+    device: "torch.device",
+    ema: bool = False,
+    tokenizer: Path | None = None,
+    dtypes: "WeightDtypes | None" = None,
+) -> "LoadedModel":
+    """Brings weights, architecture and tokenizer to memory for use; needs nothing but the path.
 
     Args:
         path: As ``open_lazy``.
         device: Where to.
         ema: As ``open_lazy``.
+        tokenizer: As ``open_lazy``.
+        dtypes: Of the weights; fp32 by default.
 
     Raises:
         CheckpointError, DataError: As ``open_lazy``; also where weights are not finite.
     """
     from groundup.checkpoint.lazy import load, require_finite
+    from groundup.models import FP32
 
-    loaded = load(open_lazy(path, ema=ema), device=device)
+    stored = open_lazy(path, ema=ema, tokenizer=tokenizer)
+    loaded = load(stored, device=device, dtypes=dtypes or FP32)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
 
@@ -213,7 +222,7 @@ def open_lazy(
     Args:
         path: What a format of ``FORMATS`` detects.
         tokenizer: Folder, file or name of one instead of the model's own, or where it has none; what lies
-            beside it in a folder (a chat template, say) comes with it.
+            beside it in a folder (a chat template, say) comes with it. "none": its ids mean nothing.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer does not tell.
         moments: Whether to open the optimizer's state too, where a format keeps it.
         ema: Take the average of the weights that a run of groundup kept, instead of the weights.
@@ -224,8 +233,10 @@ def open_lazy(
         DataError: There is no tokenizer that can be read.
     """
     from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_folder
+    from groundup.tokens.tokenizer.word_list import integers
 
-    named = load_tokenizer(tokenizer) if tokenizer else None
+    bare_ids = str(tokenizer) == "none" and not Path("none").exists()
+    named = integers(0) if bare_ids else load_tokenizer(tokenizer) if tokenizer else None
     found = detect_format(path)
     options: dict[str, Any] = {"vocab_size": vocab_size, "ema": ema or None}
     given = {name: value for name, value in options.items() if value is not None}
@@ -235,6 +246,11 @@ def open_lazy(
     if "moments" in found.open_options:
         given["moments"] = moments
     stored = found.codec.open(path, tokenizer=named, **given)
+    if bare_ids:
+        ends = [stored.megatron_args.get("null_tokenizer_eod_id"), *stored.companions.end_ids]
+        size = stored.config.vocab_size
+        end = next((number for number in ends if isinstance(number, int) and 0 <= number < size), None)
+        return dataclasses.replace(stored, tokenizer=integers(size, end_of_document_id=end))
     folder = tokenizer_folder(tokenizer) if tokenizer else None
     return stored if folder is None else _with_tokenizer_of(stored, folder)
 

@@ -13,14 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, logical_weights, pad
-from groundup.core.errors import CheckpointError
-from groundup.models import ModelConfig, build_model
+from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, logical_weights, unpad
+from groundup.core.errors import CheckpointError, DataError
+from groundup.models import FP32, ModelConfig, WeightDtypes, build_model
 from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.word_list import end_ids
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
 _SHOWN = 3
+
+
+class NoTokenizer(DataError):
+    """A model comes without a tokenizer, and the user names none."""
 
 
 @runtime_checkable
@@ -71,10 +76,12 @@ class LazyModel:
         moments: "parameter name/entry" -> logical tensor of the optimizer; empty where there are none.
         step: Training step; 0 when unknown.
         samples: Sequences that it was trained on; 0 when unknown.
+        updated_samples: Samples of the steps with an update; None for all.
         bos_ids: Ids that stand before every prompt.
         companions: Chat template, generation settings and other files beside it.
         megatron_args: Plain values that Megatron-LM kept with it; empty for others' models.
         optimizer: The settings of the AdamW that trained it (lr, beta1, ...); empty where they are not known.
+        loss_scale: State of the loss scaler, as far as it is known; empty where there was none.
     """
 
     config: ModelConfig
@@ -84,10 +91,12 @@ class LazyModel:
     moments: Mapping[str, LazyTensor] = dataclasses.field(default_factory=dict)
     step: int = 0
     samples: int = 0
+    updated_samples: int | None = None
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
     megatron_args: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_scale: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuses weights that do not fit the config, and a tokenizer with more ids than the model."""
@@ -117,7 +126,7 @@ class LoadedModel:
 
     Attributes:
         config: The architecture.
-        model: In evaluation mode, weights in fp32, on the device that was asked for.
+        model: In evaluation mode, on the device and with weights of the dtypes that were asked for.
         tokenizer: What its token ids mean.
         source: The folder it was read from.
         step: Training step; 0 when unknown.
@@ -142,7 +151,7 @@ class LoadedModel:
     @property
     def stop_ids(self) -> frozenset[int]:
         """Returns the ids that end a text: the end of a document, and those of the generation settings."""
-        return frozenset({self.tokenizer.end_of_document_id, *self.companions.end_ids})
+        return frozenset({*end_ids(self.tokenizer), *self.companions.end_ids})
 
 
 def torch_dtype(name: DtypeName) -> torch.dtype:
@@ -169,12 +178,18 @@ def as_lazy(loaded: LoadedModel) -> LazyModel:
     )
 
 
-def load(stored: LazyModel, *, device: torch.device | str) -> LoadedModel:
-    """Brings a model to memory for use: in evaluation mode, in fp32, tensor by tensor."""
-    model = build_model(stored.config, device=device)
+def load(stored: LazyModel, *, device: torch.device | str, dtypes: WeightDtypes = FP32) -> LoadedModel:
+    """Brings a model to memory for use: in evaluation mode, tensor by tensor.
+
+    Raises:
+        CheckpointError: A weight is not finite, or not in the dtype that it gets; in fp32 all are taken.
+    """
+    model = build_model(stored.config, device=device, dtypes=dtypes)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(pad(name, stored.weights[name].read(), stored.config))
+            values = unpad(name, parameter, stored.config)
+            values.copy_(rounded(name, stored, parameter.dtype).read())
+            parameter[len(values) :] = 0
     return LoadedModel(model=model.eval(), **shared_fields(stored))
 
 
@@ -190,6 +205,15 @@ def in_dtype(stored: LazyModel, dtype: torch.dtype) -> LazyModel:
         for name, tensor in stored.weights.items()
     }
     return dataclasses.replace(stored, weights=weights)
+
+
+def rounded(name: str, stored: LazyModel, dtype: torch.dtype) -> LazyTensor:
+    """Returns a weight as it is, for use in fp32, or rounded to another dtype as by ``in_dtype``."""
+    tensor = stored.weights[name]
+    if dtype == torch.float32:
+        return tensor
+    read = _Rounded(name=name, tensor=tensor, dtype=dtype, where=stored.source)
+    return dataclasses.replace(tensor, dtype=dtype, read=read)
 
 
 def without_moments(stored: LazyModel) -> LazyModel:
@@ -245,7 +269,12 @@ class _Rounded:
     where: Path
 
     def __call__(self) -> Tensor:
-        original = self.tensor.read()
+        return self._round(self.tensor.read())
+
+    def part(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> Tensor:
+        return self._round(self.tensor.part(offset, shape))
+
+    def _round(self, original: Tensor) -> Tensor:
         rounded = original.to(self.dtype)
         if not rounded.isfinite().all():
             fits = not original.isfinite().all()
@@ -253,6 +282,6 @@ class _Rounded:
             raise CheckpointError(
                 f"{self.name} {reason} {dtype_name(self.dtype)}",
                 where=self.where,
-                fix="Convert an earlier checkpoint." if fits else "Convert as float32 or bfloat16.",
+                fix="Take an earlier checkpoint." if fits else "Choose float32 or bfloat16.",
             )
         return rounded

@@ -2,10 +2,12 @@
 
 ``train.py`` saves a dict: ``model_args``, ``model`` (a GPT-2 by Hugging Face's names, with weights as linear
 layers have them; the embedding once more as ``lm_head.weight``; ``_orig_mod.`` before each name of a compiled
-one), ``optimizer``, which is neither read nor written, ``iter_num``, ``best_val_loss`` and ``config``.
+one), ``optimizer`` (PyTorch's AdamW: read, not written), ``iter_num``, ``best_val_loss`` and ``config``, the
+settings of its train.py.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from groundup.checkpoint.companions import Companions, read_companions, require_
 from groundup.checkpoint.export import Check, ExportAbout, export_folder
 from groundup.checkpoint.families.config_values import COUNT, LAYERS, PROBABILITY, SWITCH, require_values
 from groundup.checkpoint.families.gpt2_family import NAMES
-from groundup.checkpoint.families.name_rules import match_weights, to_theirs
+from groundup.checkpoint.families.name_rules import match_weights, rules_for, to_theirs
 from groundup.checkpoint.formats import Codec, Variant
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory, without_moments
 from groundup.checkpoint.logical_tensors import logical_shapes
@@ -32,6 +34,9 @@ from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_f
 
 _FILE, _TOKENIZER = "ckpt.pt", "tokenizer"
 _EMBEDDING, _HEAD = "transformer.wte.weight", "lm_head.weight"
+_COMPILED, _MASK = "_orig_mod.", ".attn.bias"
+_ENTRIES = ("exp_avg", "exp_avg_sq")
+_WITHOUT = "Read it without the optimizer's state: --no-moments."
 _RULES = tuple(dataclasses.replace(rule, transposed=False) for rule in NAMES)
 _SIZES = {
     "vocab_size": "vocab_size",
@@ -49,24 +54,25 @@ def is_nanogpt(path: Path) -> bool:
     return (path / _FILE).is_file() or (path.is_file() and path.suffix == ".pt")
 
 
-def open_nanogpt(path: Path, *, tokenizer: Tokenizer | None = None) -> LazyModel:
+def open_nanogpt(path: Path, *, tokenizer: Tokenizer | None = None, moments: bool = False) -> LazyModel:
     """Opens a checkpoint; nothing in it is run.
+
+    Args:
+        path: The file, or its folder.
+        tokenizer: Of the model; by default the one that lies beside it.
+        moments: Whether to open the optimizer's too.
 
     Raises:
         CheckpointError: It is damaged, or of a model with a part that is not nanoGPT's own.
         DataError: There is no tokenizer: nanoGPT keeps none beside its checkpoints.
     """
     file = path / _FILE if path.is_dir() else path
-    content = load_pickled(file)
-    tensors = content.get("model") if isinstance(content, dict) else None
-    args = content.get("model_args") if isinstance(content, dict) else None
-    if not isinstance(args, dict) or not isinstance(tensors, dict):
-        raise CheckpointError("holds no model and model_args of nanoGPT", where=file)
-    config = _config(args, file)
+    content = load_nanogpt(path)
+    config = _config(content["model_args"], file)
     step = content.get("iter_num", 0)
     if type(step) is not int or step < 0:
         raise CheckpointError(f"iter_num is {str(step)[:40]!r}, it must be a whole number", where=file)
-    weights = _weights(config, tensors, file)
+    weights = _weights(config, content["model"], file)
     beside = tokenizer_folder(file.parent / _TOKENIZER)
     companions = read_companions(beside) if beside else Companions()
     if tokenizer is not None:
@@ -83,10 +89,27 @@ def open_nanogpt(path: Path, *, tokenizer: Tokenizer | None = None) -> LazyModel
         weights=weights,
         tokenizer=tokenizer,
         source=path,
+        moments=_moments(config, content["model"], content.get("optimizer"), file) if moments else {},
         step=step,
+        samples=step * _samples_of_a_step(content.get("config")),
         bos_ids=bos_ids(beside) if beside else (),
         companions=companions,
     )
+
+
+def load_nanogpt(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, of which ``model`` and ``model_args`` are dicts.
+
+    Raises:
+        CheckpointError: It is damaged or none of nanoGPT's.
+    """
+    file = path / _FILE if path.is_dir() else path
+    content = load_pickled(file)
+    if not isinstance(content, dict) or not all(
+        isinstance(content.get(key), dict) for key in ("model", "model_args")
+    ):
+        raise CheckpointError("holds no model and model_args of nanoGPT", where=file)
+    return content
 
 
 def write_nanogpt(
@@ -161,12 +184,59 @@ def _config(args: Mapping[str, Any], file: Path) -> ModelConfig:
 def _weights(config: ModelConfig, tensors: Mapping[Any, Any], file: Path) -> dict[str, LazyTensor]:
     if not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise CheckpointError("its model holds something else than tensors", where=file)
-    found = {str(name).removeprefix("_orig_mod."): in_memory(tensor) for name, tensor in tensors.items()}
-    found = {name: tensor for name, tensor in found.items() if not name.endswith(".attn.bias")}  # a mask
+    found = {str(name).removeprefix(_COMPILED): in_memory(tensor) for name, tensor in tensors.items()}
+    found = {name: tensor for name, tensor in found.items() if not name.endswith(_MASK)}
     head, embedding = found.pop(_HEAD, None), found.get(_EMBEDDING)
     if head and embedding and not torch.equal(head.read(), embedding.read()):
         raise CheckpointError(f"{_HEAD} is not {_EMBEDDING}, as nanoGPT ties them", where=file)
     return match_weights(_RULES, config, found, where=file, settings="model_args")
+
+
+def _samples_of_a_step(settings: Any) -> int:
+    """Sequences of one update, of all processes together; 0 where the settings do not tell."""
+    given = settings if isinstance(settings, dict) else {}
+    sizes = [given.get(key) for key in ("batch_size", "gradient_accumulation_steps")]
+    return math.prod(size for size in sizes if type(size) is int and 0 < size < 1 << 24) if all(sizes) else 0
+
+
+def _moments(
+    config: ModelConfig, tensors: Mapping[Any, Any], optimizer: Any, file: Path
+) -> dict[str, LazyTensor]:
+    """The AdamW's state by our names; empty where there is none.
+
+    States are numbered in the order of configure_optimizers: tensors of two dimensions, then all others.
+    """
+    states = optimizer.get("state") if isinstance(optimizer, dict) else None
+    if not states:
+        return {}
+    shapes = {
+        str(name).removeprefix(_COMPILED): tensor.shape
+        for name, tensor in tensors.items()
+        if not str(name).endswith((_HEAD, _MASK))
+    }
+    order = sorted(shapes, key=lambda name: len(shapes[name]) < 2)
+    given: Mapping[Any, Any] = states if isinstance(states, dict) else {}
+    found: dict[str, Any] = {name: given.get(number) for number, name in enumerate(order)}
+    if len(states) != len(order) or not all(_is_state(state, shapes[name]) for name, state in found.items()):
+        raise CheckpointError(
+            "its optimizer's state is not that of an AdamW of its model", where=file, fix=_WITHOUT
+        )
+    kept: dict[str, LazyTensor] = {}
+    for entry in _ENTRIES:
+        theirs = {name: in_memory(found[name][entry]) for name in order}
+        ours = match_weights(_RULES, config, theirs, where=file, settings="model_args")
+        kept |= {f"{name}/{entry}": tensor for name, tensor in ours.items()}
+    for rule in rules_for(_RULES, [name for name in logical_shapes(config) if name != "head.weight"]):
+        step = in_memory(torch.as_tensor(found[rule.theirs]["step"], dtype=torch.float32))
+        kept |= {f"{name}/step": step for name in rule.ours}
+    return kept
+
+
+def _is_state(state: Any, shape: torch.Size) -> bool:
+    if not isinstance(state, dict) or not isinstance(state.get("step"), int | float | Tensor):
+        return False
+    moments = [state.get(entry) for entry in _ENTRIES]
+    return all(isinstance(moment, Tensor) and moment.shape == shape for moment in moments)
 
 
 def _variants(stored: LazyModel) -> Iterator[Variant]:

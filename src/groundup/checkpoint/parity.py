@@ -13,6 +13,8 @@ from torch.nn.functional import cross_entropy, kl_div
 from groundup.checkpoint.lazy import LazyModel, LoadedModel
 from groundup.checkpoint.logical_tensors import pad
 from groundup.models import build_model, lm_head
+from groundup.tokens.tokenizer.base import Tokenizer
+from groundup.tokens.tokenizer.word_list import WordListTokenizer
 
 TOLERANCE = 1e-5
 """Largest difference of two logits of one model in two formats, as a share of the largest logit (or of 1)."""
@@ -90,8 +92,9 @@ class Reference:
         return _compared(self._logits_BTV, logits_of(self._tokens_BT), self._tokens_BT)
 
     def same_ids(self, other: LazyModel) -> bool:
-        """Whether another model's tokenizer makes the same ids of an English text."""
-        return self._stored.tokenizer.encode(_TEXT) == other.tokenizer.encode(_TEXT)
+        """Whether another model's tokenizer makes the same ids of a text, English where it can."""
+        text = _text_of(self._stored.tokenizer)
+        return self._stored.tokenizer.encode(text) == other.tokenizer.encode(text)
 
 
 def rounded(loaded: LoadedModel, dtype: torch.dtype) -> LoadedModel:
@@ -106,9 +109,17 @@ def _tokens(first: LoadedModel | LazyModel, second: LoadedModel | LazyModel) -> 
     length = min(_TOKENS, first.config.max_sequence_length, second.config.max_sequence_length)
     generator = torch.Generator().manual_seed(0)
     arbitrary_BT = torch.randint(first.config.vocab_size, (_ROWS, length), generator=generator)
-    text_T = torch.tensor(first.tokenizer.encode(_TEXT)[:length])
+    text_T = torch.tensor(first.tokenizer.encode(_text_of(first.tokenizer))[:length])
     text_T = text_T.repeat(-(-length // text_T.numel()))[:length]  # a vocabulary of long words
     return torch.cat((arbitrary_BT, text_T.unsqueeze(0)))
+
+
+def _text_of(tokenizer: Tokenizer) -> str:
+    """The English text, of a list of words as much as is in it, or else the list."""
+    if not isinstance(tokenizer, WordListTokenizer):
+        return _TEXT
+    known = [word for word in _TEXT if word in tokenizer.words] if tokenizer.kind == "characters" else []
+    return "".join(known) or tokenizer.decode(range(tokenizer.vocab_size))
 
 
 def _compared(one_BTV: Tensor, other_BTV: Tensor, tokens_BT: Tensor) -> Parity:

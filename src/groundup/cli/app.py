@@ -25,6 +25,7 @@ _GROUPS = {
     "tokens": "Tokenized datasets in Megatron-LM's format.",
     "checkpoint": "Checkpoints of a run: look at them, check, compare, slim, average, prune.",
     "verify": "Is my run right?",
+    "import": "Take over what other projects wrote.",
 }
 
 _VERBS = {
@@ -58,6 +59,9 @@ _VERBS = {
     "plan": "plan:plan",
     "train": "train:train",
     "finetune": "train:finetune",
+    "doctor": "doctor:doctor",
+    "rehearse": "rehearse:rehearse",
+    "deepspeed-config": "deepspeed_config:deepspeed_config",
     "replay": "replay:replay",
     "verify parallel": "verify:parallel",
     "verify resume": "verify:resume",
@@ -75,9 +79,11 @@ _VERBS = {
     "eval": "eval_fetch:EVAL",  # with eval fetch
     "compare": "evaluate:compare",
     "convert": "convert:convert",
+    "import nanogpt": "import_nanogpt:nanogpt",
     "generate": "generate:generate",
     "serve": "serve:serve",
     "client": "client:client",
+    "megatron": "megatron:MEGATRON",  # reads the arguments of its scripts itself
 }
 """Verb -> module of ``groundup.cli`` and function."""
 

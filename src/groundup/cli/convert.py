@@ -58,7 +58,8 @@ def convert(
         pp: Pipeline stages of the same.
         names: Its names: legacy (until 2024), core (megatron.core) or core-fused (with Transformer Engine).
         shards: Safetensors files of a Hugging Face folder: how many, or their largest size, like 5GB.
-        tokenizer: Folder, file or name, where the model has none or another is meant.
+        tokenizer: Folder, file or name, where the model has none or another is meant; none where its ids are
+            all there is (NullTokenizer), which are then written as numbers.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
         moments: Keep the optimizer's state, from Megatron-LM or native to these (to the latter's legacy
             names, of AdamW).

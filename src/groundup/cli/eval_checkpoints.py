@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from groundup.cli.over_ranks import open_over_ranks
+from groundup.cli.over_ranks import open_to_measure
 from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 
@@ -58,7 +58,7 @@ def evaluate_checkpoints(
     for number, (checkpoint, pairs) in enumerate(missing, start=1):
         logger.info("%s: checkpoint %d of %d", checkpoint.name, number, len(missing))
         try:
-            loaded = open_over_ranks(checkpoint, model, mesh, precision)
+            loaded = open_to_measure(checkpoint, model, mesh, precision)
         except CheckpointError as error:  # damaged, or pruned meanwhile: the others can be measured
             logger.warning("left out: %s", error)
             continue

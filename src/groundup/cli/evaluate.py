@@ -101,7 +101,7 @@ def evaluate(
             all; they are kept in RUN/evaluations, with scores.html, a drawing.
     """
     from groundup.cli.eval_checkpoints import evaluate_checkpoints, print_scores
-    from groundup.cli.over_ranks import joined, layout_of, open_over_ranks, start_ranks
+    from groundup.cli.over_ranks import joined, layout_of, open_to_measure, start_ranks
     from groundup.core.files import require_writable
     from groundup.eval.measure import kind_of, measure
     from groundup.eval.results_file import write_results
@@ -132,7 +132,7 @@ def evaluate(
             if mesh.is_first and not json:
                 print_scores(path, [kind_of(task) for task in chosen], series)
             return
-        loaded = open_over_ranks(path, model, mesh, precision)
+        loaded = open_to_measure(path, model, mesh, precision)
         results = measure(loaded, chosen, files, choose_precision(precision, mesh.device))
         trees = [{**found.tree, **tell(loaded, found)} if mesh.is_first else {} for found in results]
         if mesh.is_first:

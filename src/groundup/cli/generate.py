@@ -3,12 +3,12 @@
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from groundup.cli.completion import AS_USUAL, Completer, CompletionOptions
-from groundup.cli.options import MODEL_AS_IT_IS, ModelOptions, Override
+from groundup.cli.options import MODEL_AS_IT_IS, GenerationDtype, ModelOptions, Override
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.progress import Progress
 
@@ -23,7 +23,7 @@ def generate(
     prompt_file: Path | None = None,
     file: Path | None = None,
     logprobs: int | None = None,
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    dtype: GenerationDtype = "float32",
     completion: CompletionOptions = AS_USUAL,
     model: ModelOptions = MODEL_AS_IT_IS,
 ) -> None:
@@ -58,10 +58,14 @@ def generate(
         file: JSONL file of prompts.
         logprobs: With --file, adds "logprobs": of each token its text, its log-probability and those of
             so many of the most probable tokens.
-        dtype: In which the model computes.
     """
-    from groundup.checkpoint.lazy import torch_dtype
-    from groundup.cli.over_ranks import joined, open_over_ranks, start_ranks, undivided_layout
+    from groundup.cli.over_ranks import (
+        generation_dtypes,
+        joined,
+        open_over_ranks,
+        start_ranks,
+        undivided_layout,
+    )
     from groundup.inference.rank_model import engine_on
     from groundup.launch.env import own_rank
 
@@ -73,6 +77,7 @@ def generate(
         raise ConfigError("--logprobs is a number from 0 on, and for --file only")
     sampling = completion.sampling()
     layout = undivided_layout(overrides)
+    engine_dtype, dtypes = generation_dtypes(dtype, layout, model.device)
     if prompt_file is not None:
         prompt = _read_prompt(prompt_file)
     records = _read_records(file) if file is not None else []
@@ -83,8 +88,8 @@ def generate(
         if not prompt:
             raise ConfigError("there is no prompt: stdin is empty", fix="Give --prompt TEXT.")
     with joined(layout, model.device) as mesh:
-        loaded = open_over_ranks(path, model, mesh, "fp32")
-        with engine_on(loaded, mesh, dtype=torch_dtype(dtype)) as engine:
+        loaded = open_over_ranks(path, model, mesh, dtypes)
+        with engine_on(loaded, mesh, dtype=engine_dtype) as engine:
             if engine is None:
                 return
             completer = Completer(loaded, engine, completion, sampling, logprobs)

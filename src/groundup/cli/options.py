@@ -14,6 +14,7 @@ from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_token
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
+    from groundup.models import WeightDtypes
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a value, and without a second one that takes it back."""
@@ -24,6 +25,14 @@ Device = Annotated[
     Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute; auto takes a GPU where there is one.")
 ]
 
+GenerationDtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "int8"],
+    Parameter(
+        help="In which the model computes and its weights lie in memory. int8: linear layers have weights of"
+        " 8 bits, all else is in bfloat16: less memory, and mostly slower (CPU only)."
+    ),
+]
+
 
 @Parameter(name="*")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +41,7 @@ class TokenizerOptions:
 
     Attributes:
         tokenizer: Folder or file (tokenizer.json, GPT-2's two files, tokenizer.model, tiktoken ranks), or a
-            name: gpt2, bytes, tiktoken:cl100k_base.
+            name: gpt2, bytes, tiktoken:cl100k_base, none:SIZE (texts are token ids).
         vocab_file: GPT-2's vocabulary, instead of --tokenizer.
         merge_file: GPT-2's merges, with --vocab-file.
         tokenizer_model: A SentencePiece tokenizer.model, as Megatron-LM names the flag.
@@ -109,13 +118,15 @@ class ModelOptions:
 
     Attributes:
         ema: Use the average of the weights that a run with ema.decay keeps.
+        tokenizer: Folder, file or name, where the model has none or another is meant.
     """
 
     device: Device = "auto"
     ema: Switch = False
+    tokenizer: Path | None = None
 
-    def open(self, path: Path) -> "LoadedModel":
-        """Opens the model at a path.
+    def open(self, path: Path, dtypes: "WeightDtypes | None" = None) -> "LoadedModel":
+        """Opens the model at a path, in fp32 by default.
 
         Raises:
             CheckpointError: There is none, or no average where that is asked for.
@@ -123,7 +134,9 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(path, device=choose_device(self.device), ema=self.ema)
+        return open_model(
+            path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer, dtypes=dtypes
+        )
 
 
 @Parameter(name="*")

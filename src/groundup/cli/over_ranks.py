@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
     from groundup.checkpoint.lazy import LoadedModel
-    from groundup.cli.options import ModelOptions
-    from groundup.models import ModelConfig
-    from groundup.parallel.device import PrecisionName
+    from groundup.cli.options import GenerationDtype, ModelOptions
+    from groundup.models import ModelConfig, WeightDtypes
+    from groundup.parallel.device import Precision, PrecisionName
     from groundup.parallel.layout import Layout
     from groundup.parallel.mesh import ParallelMesh
 
@@ -63,6 +65,27 @@ def undivided_layout(settings: Sequence[str]) -> "Layout":
     return layout
 
 
+def generation_dtypes(
+    dtype: "GenerationDtype", layout: "Layout", device: Literal["auto", "cpu", "cuda"]
+) -> "tuple[torch.dtype, WeightDtypes]":
+    """Returns the dtype of an engine, and those in which its model is loaded.
+
+    Raises:
+        ConfigError, MachineError: There are no kernels for it.
+    """
+    import torch
+
+    from groundup.inference.int8_linear import require_int8
+    from groundup.models import WeightDtypes
+    from groundup.parallel.device import choose_device
+
+    if dtype != "int8":
+        found: torch.dtype = getattr(torch, dtype)
+        return found, WeightDtypes(default=found)
+    require_int8(choose_device(device), layout.num_ranks)
+    return torch.int8, WeightDtypes(default=torch.bfloat16)
+
+
 def start_ranks(layout: "Layout", *, with_stdin: bool = False) -> None:
     """Runs this command line once more on each rank of a layout of several, unless a launcher has.
 
@@ -107,10 +130,40 @@ def joined(layout: "Layout", device: Literal["auto", "cpu", "cuda"]) -> "Iterato
     leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
 
 
-def open_over_ranks(
+def open_to_measure(
     path: Path, model: "ModelOptions", mesh: "ParallelMesh", precision: "PrecisionName"
 ) -> "LoadedModel":
+    """Opens a model to be used in a precision, as ``open_over_ranks``.
+
+    Linear layers have the weights to which autocast would round them, without a copy in fp32 beside them.
+
+    Raises:
+        CheckpointError, ConfigError: As ``open_over_ranks``.
+        MachineError: The hardware lacks the precision.
+    """
+    from groundup.models import WeightDtypes
+    from groundup.parallel.device import choose_precision
+
+    chosen = choose_precision(precision, mesh.device)
+    return open_over_ranks(path, model, mesh, WeightDtypes(linear=chosen.dtype), precision=chosen)
+
+
+def open_over_ranks(
+    path: Path,
+    model: "ModelOptions",
+    mesh: "ParallelMesh",
+    dtypes: "WeightDtypes",
+    *,
+    precision: "Precision | None" = None,
+) -> "LoadedModel":
     """Opens a model on the ranks of a mesh, each of which reads its part.
+
+    Args:
+        path: The model.
+        model: Which of its weights, and where.
+        mesh: Of the ranks.
+        dtypes: Of the weights.
+        precision: Of a pipeline stage's forward pass; by default it computes in the weights' dtype.
 
     Raises:
         CheckpointError: There is none, or no average where that is asked for.
@@ -118,13 +171,13 @@ def open_over_ranks(
     """
     from groundup.checkpoint.formats import open_lazy
     from groundup.checkpoint.load_over_ranks import load_over_ranks
-    from groundup.parallel.device import choose_precision
 
     if mesh.size == 1:
-        return model.open(path)
-    stored = open_lazy(path, ema=model.ema)
+        return model.open(path, dtypes)
+    stored = open_lazy(path, ema=model.ema, tokenizer=model.tokenizer)
     _require_divisible(mesh, stored.config)
-    return load_over_ranks(stored, mesh, precision=choose_precision(precision, mesh.device).autocast)
+    context = precision.autocast if precision else contextlib.nullcontext
+    return load_over_ranks(stored, mesh, precision=context, dtypes=dtypes)
 
 
 def _require_divisible(mesh: "ParallelMesh", model: "ModelConfig") -> None:

@@ -98,7 +98,7 @@ def plan(
 def _devices(
     gpu: str, gpus: int, memory: float, mfu: float, tokens_per_second: float, per_machine: int
 ) -> "Devices":
-    from groundup.plan.accelerators import accelerator
+    from groundup.plan.device_table import accelerator
     from groundup.plan.run_plan import Devices
 
     if not 0 < mfu <= 1:

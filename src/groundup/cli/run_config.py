@@ -10,7 +10,7 @@ from groundup.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
-    from groundup.core.config_sources import Layer
+    from groundup.core.config_sources import Layer, Tree
     from groundup.train.config import TrainConfig
 
 OF_TOKENIZER = "the tokenizer of "
@@ -30,7 +30,9 @@ def file_and_overrides(first: Path | None, overrides: Sequence[str]) -> tuple[Pa
     return (None, (str(first), *overrides)) if first is not None and "=" in str(first) else (first, overrides)
 
 
-def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainConfig]":
+def run_config(
+    file: Path | None, overrides: Sequence[str], *, deepspeed: Path | None = None
+) -> "Resolved[TrainConfig]":
     """Resolves the config of presets, a file and overrides; ``start.path``, where given, tells the model.
 
     A model of a preset has the vocabulary of the data's tokenizer.
@@ -38,6 +40,7 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
     Args:
         file: YAML file, or the first override.
         overrides: Settings as dotted.key=value, which win over the file.
+        deepspeed: A DeepSpeed config, which wins over the file and not over the overrides.
 
     Raises:
         ConfigError: With all problems found.
@@ -47,9 +50,10 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
     from groundup.core.config_sources import merged
 
     file, overrides = file_and_overrides(file, overrides)
-    if file is None and not overrides:
+    if file is None and not overrides and deepspeed is None:
         raise ConfigError("there is nothing to train yet", fix=_how_to_begin())
-    tree, origins = merged(file, overrides, presets(), _model_of_start)
+    over_file = _of_deepspeed(deepspeed, file, overrides) if deepspeed else ({}, {})
+    tree, origins = merged(file, overrides, presets(), _model_of_start, over_file)
     from groundup.train.config import TrainConfig  # imports torch: not before the file is found
 
     try:
@@ -59,6 +63,26 @@ def run_config(file: Path | None, overrides: Sequence[str]) -> "Resolved[TrainCo
             raise
         raise ConfigError(f"{error}\n{_how_to_begin()}") from None
     return _with_vocabulary_of_data(Resolved(config, origins))
+
+
+def _of_deepspeed(
+    path: Path, file: Path | None, overrides: Sequence[str]
+) -> "tuple[Tree, Mapping[str, str]]":
+    """Translates DeepSpeed's config for the ranks that there are; tells once what has no counterpart."""
+    from groundup.core.config_sources import merged
+    from groundup.core.log import logger
+    from groundup.deepspeed.translate import ranks_of_a_copy, translate
+    from groundup.launch.env import launcher_pipe, own_rank, rank_from_env
+
+    layout = merged(file, overrides, presets())[0].get("layout", {})
+    rank = rank_from_env()
+    launched = rank.world_size // ranks_of_a_copy(path, layout) if rank else None
+    settings = translate(path, ranks=layout.get("dp") or launched, assumed=1)
+    if launcher_pipe() is None and own_rank() == 0:
+        for note in settings.notes:
+            if not note.is_harmless:
+                logger.warning("%s", note)
+    return settings.tree, settings.origins
 
 
 def _how_to_begin() -> str:
@@ -91,6 +115,13 @@ def _model_of_start(given: Mapping[str, Any]) -> "Layer | None":
     path = start.get("path") if isinstance(start, Mapping) else None
     if not isinstance(path, str):
         return None
+    from groundup.checkpoint.lazy import NoTokenizer
     from groundup.train.init_weights import model_of
 
-    return {"model": model_of(Path(path))}, f"the model of {path}"
+    try:
+        return {"model": model_of(Path(path))}, f"the model of {path}"
+    except NoTokenizer:
+        model = given.get("model")
+        if isinstance(model, Mapping) and "kind" in model:  # it is told in full
+            return None
+        raise

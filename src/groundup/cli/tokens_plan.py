@@ -19,9 +19,9 @@ from groundup.core.progress import human_count
 from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.tokens.sampling.dataset import Samples
-from groundup.tokens.sampling.feasibility import SPLITS
 from groundup.tokens.sampling.mixture import MixtureDataset
 from groundup.tokens.sampling.packing import PackedDataset
+from groundup.tokens.sampling.split_documents import SPLITS
 from groundup.tokens.sampling.splits import SourceSplit, Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.sampling.trace import DocumentRange, trace_document, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer

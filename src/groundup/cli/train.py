@@ -39,10 +39,16 @@ MaxRestarts = Annotated[
     ),
 ]
 
+DeepSpeed = Annotated[
+    Path | None,
+    Parameter(help="DeepSpeed's JSON config: it wins over the file, and overrides win over it."),
+]
+
 
 def train(
     config: ConfigFile = None,
     *overrides: Override,
+    deepspeed: DeepSpeed = None,
     print_config: PrintConfig = False,
     max_restarts: MaxRestarts = 0,
 ) -> None:
@@ -64,12 +70,16 @@ def train(
         groundup train preset=tiny run_dir=runs/a data.path=data/code_text_document
 
         groundup train run.yaml layout.dp=2 layout.tp=2 --max-restarts 3
+
+        groundup train run.yaml --deepspeed ds_config.json
     """
-    resolved = run_config(config, overrides)
+    resolved = run_config(config, overrides, deepspeed=deepspeed)
     if print_config:
         print(resolved.render())
     else:
-        _train(resolved, max_restarts, [*([str(config)] if config else []), *overrides])
+        words = [*([str(config)] if config else []), *overrides]
+        words += ["--deepspeed", str(deepspeed)] if deepspeed else []
+        train_resolved(resolved, max_restarts, words)
 
 
 def finetune(
@@ -99,8 +109,14 @@ def finetune(
     train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)
 
 
-def _train(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
-    """Trains as one process, as one of several ranks, or starts those."""
+def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
+    """Trains as one process, as one of several ranks, or starts those.
+
+    Args:
+        resolved: The run.
+        max_restarts: As ``--max-restarts`` of ``groundup train``.
+        arguments: Those of ``groundup train`` with which the ranks that are started find the same config.
+    """
     from groundup.cli.task_scores import task_scorer
     from groundup.core.files import require_writable
     from groundup.core.log import logger

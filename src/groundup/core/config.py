@@ -21,7 +21,17 @@ from groundup.core.config_class import config
 from groundup.core.config_sources import NUMBER, NUMBER_BEGINS, leaves, merged, nearest
 from groundup.core.errors import ConfigError
 
-__all__ = ["ByKind", "Resolved", "config", "from_dict", "from_tree", "resolve", "to_dict", "to_yaml"]
+__all__ = [
+    "ByKind",
+    "Resolved",
+    "config",
+    "from_dict",
+    "from_tree",
+    "resolve",
+    "to_dict",
+    "to_yaml",
+    "with_origins",
+]
 
 T = TypeVar("T")
 
@@ -38,12 +48,15 @@ class Resolved(Generic[T]):
 
     def render(self) -> str:
         """The config as YAML, each value followed by its origin as a comment."""
-        tree = to_dict(self.value)
-        origins = [self.origins.get(key, "default") for key, _ in leaves(tree)]
-        lines = _yaml_lines(tree)
-        width = max(len(line) for line, _ in lines)
-        values = iter(origins)
-        return "\n".join(f"{line:<{width}}  # {next(values)}" if leaf else line for line, leaf in lines)
+        return with_origins(to_dict(self.value), self.origins)
+
+
+def with_origins(tree: Mapping[str, Any], origins: Mapping[str, str]) -> str:
+    """A tree of plain values as YAML, each followed by its origin as a comment."""
+    comments = iter([origins.get(key, "default") for key, _ in leaves(tree)])
+    lines = _yaml_lines(tree)
+    width = max((len(line) for line, _ in lines), default=0)
+    return "\n".join(f"{line:<{width}}  # {next(comments)}" if leaf else line for line, leaf in lines)
 
 
 def to_dict(value: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ def merged(
     overrides: Sequence[str],
     presets: Mapping[str, Path],
     derive: Callable[[Mapping[str, Any]], Layer | None] = lambda _: None,
+    over_file: tuple[Tree, Mapping[str, str]] = ({}, {}),
 ) -> tuple[Tree, dict[str, str]]:
     """The values of a preset, a file and overrides, and where each dotted key came from.
 
@@ -29,6 +30,7 @@ def merged(
         overrides: ``dotted.key=value``; the value is read as YAML, ``preset=NAME`` too.
         presets: Name -> YAML file.
         derive: From the values of file and overrides, sections that stand instead of the preset's.
+        over_file: Values that win over the file's, and where each dotted key came from.
 
     Raises:
         ConfigError: A missing file, an unknown preset, invalid YAML.
@@ -50,14 +52,14 @@ def merged(
         merge(tree, preset_tree)
         origins.update({key: f"preset {name}" for key, _ in leaves(preset_tree)})
     given: Tree = {}
-    merge(given, file_tree)
-    merge(given, line_tree)
+    for layer in (file_tree, over_file[0], line_tree):
+        merge(given, layer)
     derived, source = derive(given) or ({}, "")
     tree.update(derived)
     origins.update({key: source for key, _ in leaves(derived)})
     merge(tree, given)
-    origins.update(file_origins)
-    origins.update(line_origins)
+    for layer_origins in (file_origins, over_file[1], line_origins):
+        origins.update(layer_origins)
     return tree, origins
 
 

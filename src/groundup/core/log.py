@@ -34,10 +34,10 @@ def set_up(*, debug: bool = False) -> None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """While entered, only warnings are logged."""
+def quiet(least: int = logging.WARNING) -> Iterator[None]:
+    """While entered, only warnings are logged, or what is as severe as ``least``."""
     level = logger.level
-    logger.setLevel(max(level, logging.WARNING))
+    logger.setLevel(max(level, least))
     try:
         yield
     finally:

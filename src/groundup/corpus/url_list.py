@@ -18,7 +18,7 @@ from groundup.core.manifest import FileRecord, describe_files, fingerprint, writ
 from groundup.core.progress import Progress
 from groundup.corpus.digest_set import DigestSet, digests
 from groundup.corpus.sources import JSON_ENDINGS, content_ending, find_source_files, form_of
-from groundup.corpus.urls import RejectedUrl, UrlRules, duplicate_key
+from groundup.corpus.urls import RejectedUrl, UrlRules
 
 _BATCH_LINES = 1 << 16
 _MAX_LINE_BYTES = 1 << 16
@@ -100,7 +100,7 @@ def clean_url_list(sources: Sequence[Path], output: Path, rules: UrlRules) -> Ur
                     urls.append(rules.clean(line))
                 except RejectedUrl as refusal:
                     reject(refusal.reason, line)
-            is_new = seen.add(digests([duplicate_key(url) for url in urls]))
+            is_new = seen.add(digests([rules.key(url) for url in urls]))
             for url, new in zip(urls, is_new.tolist(), strict=True):
                 if not new:
                     reject("duplicate", url)

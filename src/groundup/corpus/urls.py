@@ -59,6 +59,10 @@ class UrlRules:
             raise RejectedUrl("blocked extension")
         return cleaned
 
+    def key(self, url: str) -> str:
+        """Equal for kept URLs of which one is enough."""
+        return duplicate_key(url)
+
 
 class RejectedUrl(Exception):
     """A URL that is not kept; ``reason`` is a short phrase from a small set."""

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groundup.inference.packed_linear import PackedLinear, can_pack, with_packed_layers
+from groundup.checkpoint.lazy import LoadedModel
+from groundup.inference.int8_linear import Int8Linear, require_int8
+from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
 from groundup.models import ModelConfig, evaluating, lm_head
@@ -26,17 +28,36 @@ class DeviceModel:
             another one the linear layers are copied into a layout for decoding, where there is such a one.
         config: Of the model.
         vocab_size: Ids from here on are never produced.
-        dtype: In which the model computes; one other than its weights' makes a copy of them.
+        dtype: In which the model computes; one other than its weights' makes a copy of them. int8: linear
+            layers have weights of 8 bits; all else, the embedding too, is in bf16.
+        owns_model: Whether nobody else uses the model, so that copies replace its weights.
     """
 
-    def __init__(self, model: nn.Module, config: ModelConfig, *, vocab_size: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        config: ModelConfig,
+        *,
+        vocab_size: int,
+        dtype: torch.dtype,
+        owns_model: bool = False,
+    ) -> None:
         weight = next(model.parameters())
-        whole: Any = model if weight.dtype == dtype else copy.deepcopy(model).to(dtype)
+        linear: type[Int8Linear | PackedLinear] = PackedLinear
+        if dtype == torch.int8:
+            require_int8(weight.device, 1)
+            dtype, linear = torch.bfloat16, Int8Linear
+        whole: Any = model
+        if weight.dtype != dtype:
+            whole = (model if owns_model else copy.deepcopy(model)).to(dtype)
         self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
+        if linear is Int8Linear or (can_pack(weight.device, dtype) and not model.training):
+            if not owns_model:
+                whole = sharing_weights(whole)
+            self._head = linear(whole.head.weight[:vocab_size], None)
+            whole.head = None
+            pack_layers(whole, linear)
         self._model = whole
-        if can_pack(weight.device, dtype) and not model.training:
-            self._head = PackedLinear(whole.head.weight[:vocab_size], None)
-            self._model = with_packed_layers(whole)
         self._device = weight.device
         self._config = config
         self._dtype = dtype
@@ -74,3 +95,11 @@ class DeviceModel:
             if plan.rows != list(range(len(plan.tokens))):
                 hidden_MD = hidden_MD[plan.rows]
             return self._head(hidden_MD).float()
+
+
+def text_vocab_size(loaded: LoadedModel) -> int:
+    """Returns the number of ids that mean something.
+
+    Some published models have more rows than their tokenizer has ids.
+    """
+    return min(loaded.config.vocab_size, loaded.tokenizer.vocab_size)

@@ -19,6 +19,11 @@ class Engine(StepEngine):
     ``abort``, from one thread, and hands out the deltas itself. The settings are those of ``StepEngine``.
     """
 
+    @property
+    def max_batch_size(self) -> int:
+        """Returns how many texts are worked on together at most."""
+        return self.scheduler.max_batch_size
+
     def abort(self, number: int) -> None:
         """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
         self._inboxes.pop(number, None)

@@ -5,6 +5,7 @@ PyTorch hands plain weights to kernels that read them at half of the speed or le
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,15 +48,20 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def with_packed_layers(model: nn.Module) -> nn.Module:
-    """Returns a copy of the model that shares all parameters but those of its layers' linear parts.
-
-    Those are copies in another layout: the model itself stays as it is. The head is left out.
-    """
+def sharing_weights(model: nn.Module) -> nn.Module:
+    """Returns a copy of the model whose modules can be replaced; the weights are the same."""
     kept: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    packed = copy.deepcopy(model, kept)
-    for module in list(packed.modules()):
+    return copy.deepcopy(model, kept)
+
+
+def pack_layers(model: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+    """Replaces the linear parts of a model's layers, one after the other; the head is left out.
+
+    Args:
+        model: Changed in place.
+        pack: Makes another linear layer of weight and bias.
+    """
+    for module in list(model.modules()):
         for name, child in module.named_children():
-            if type(child) is nn.Linear and child is not getattr(packed, "head", None):
-                setattr(module, name, PackedLinear(child.weight, child.bias))
-    return packed
+            if type(child) is nn.Linear and child is not getattr(model, "head", None):
+                setattr(module, name, pack(child.weight, child.bias))

@@ -8,8 +8,10 @@ H head dim.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -55,6 +57,16 @@ class _Prefill:
     end: int
 
 
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns zeros, for what is not a number would spoil sums even where it has no weight.
+
+    On a CPU, memory is taken as it is first written to; PyTorch's zeros would take all at once.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+
+
 class PagedCache:
     """Blocks of keys and values; ``prepare`` says before a forward pass what it will bring.
 
@@ -81,9 +93,8 @@ class PagedCache:
     ) -> None:
         self.block_size = block_size
         self._index_of = {layer: index for index, layer in enumerate(layers)}
-        # Zeros: what is not a number would spoil sums even where it has no weight.
         shape = (len(layers), 2, num_blocks, block_size, num_kv_heads, head_dim)
-        self._pool = torch.zeros(shape, dtype=dtype, device=device)
+        self._pool = _zeros(shape, dtype, device)
         # PyTorch's CPU kernels are slow on a single query in half precision: see docs/LOG.md.
         self._by_elements = device.type == "cpu" and dtype != torch.float32
         self._scratch = self._pool.new_empty(2, 0)

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
+from groundup.inference.device_model import text_vocab_size
 from groundup.inference.engine import Engine
+from groundup.inference.int8_linear import require_int8
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
-from groundup.inference.step_engine import text_vocab_size
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.parallel_model import ParallelModel, head_logits
 from groundup.parallel.rank_zero import RankZero
@@ -132,7 +133,8 @@ def engine_on(
 ) -> Iterator[Engine | None]:
     """Gives rank 0 an engine over all ranks of a mesh, while it is entered; others work for it meanwhile.
 
-    A rank that fails ends the others: their next word to it raises.
+    The model becomes the engine's, and is of no other use from then on. A rank that fails ends the others:
+    their next word to it raises.
 
     Args:
         loaded: Of ``load_over_ranks``; where the mesh is a single process, any.
@@ -144,13 +146,15 @@ def engine_on(
         The engine; None on all ranks but the first, when there is no more to do.
 
     Raises:
-        ConfigError: The layout has replicas.
+        ConfigError: The layout has replicas, or ranks that share weights of 8 bits.
     """
     if mesh.size == 1:
-        yield Engine(loaded, dtype=dtype, **settings)
+        yield Engine(loaded, dtype=dtype, owns_model=True, **settings)
         return
     if mesh.num_replicas > 1:
         raise ConfigError(REPLICAS, where="layout.dp", fix=NO_REPLICAS)
+    if dtype == torch.int8:
+        require_int8(mesh.device, mesh.size)
     model = RankModel(loaded, dtype)
     if mesh.is_first:
         yield Engine(loaded, dtype=dtype, model=model, **settings)

@@ -1,12 +1,25 @@
-"""Which requests can be generated; all others are refused before they begin."""
+"""Which requests can be generated, and what of them an engine is asked; others are refused at once."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
 from groundup.core.errors import ConfigError, DataError
 from groundup.core.vocabulary import require_token_ids
 from groundup.inference.sequence import Request
+
+
+def with_stop_tokens(request: Request, special_tokens: Mapping[str, int]) -> Request:
+    """Turns stop strings that name special tokens, which stand for no text, into their ids."""
+    if not (named := [stop for stop in request.stop if stop in special_tokens]):
+        return request
+    return dataclasses.replace(
+        request,
+        stop_ids={*request.stop_ids, *(special_tokens[stop] for stop in named)},
+        stop=[stop for stop in request.stop if stop not in special_tokens],
+    )
 
 
 def require_possible(

@@ -1,6 +1,5 @@
 """Steps of generation: each continues all texts that are in work."""
 
-import dataclasses
 import itertools
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -12,8 +11,8 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError
 from groundup.inference.beam_search import BeamSearch
 from groundup.inference.block_manager import BlockManager
-from groundup.inference.device_model import DeviceModel
-from groundup.inference.request_rules import require_possible
+from groundup.inference.device_model import DeviceModel, text_vocab_size
+from groundup.inference.request_rules import require_possible, with_stop_tokens
 from groundup.inference.runner import Runner, StepModel
 from groundup.inference.sampler import TokenLogprob, logprobs_of, sample_each, without_followers
 from groundup.inference.scheduler import Scheduler
@@ -35,6 +34,7 @@ class StepEngine:
             others wait for it.
         cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
         model: What computes, in this dtype; by default the loaded model on its device.
+        owns_model: Whether the loaded model is the engine's, which may then leave nothing of it to others.
     """
 
     def __init__(
@@ -46,13 +46,16 @@ class StepEngine:
         max_step_tokens: int = 256,
         cache_bytes: int = 1 << 30,
         model: StepModel | None = None,
+        owns_model: bool = False,
     ) -> None:
         config = loaded.config
         self.config = config
         self.tokenizer = loaded.tokenizer
         self.vocab_size = text_vocab_size(loaded)
         if model is None:
-            model = DeviceModel(loaded.model, config, vocab_size=self.vocab_size, dtype=dtype)
+            model = DeviceModel(
+                loaded.model, config, vocab_size=self.vocab_size, dtype=dtype, owns_model=owns_model
+            )
         block_bytes = BLOCK_SIZE * model.bytes_per_token
         num_blocks = min(
             cache_bytes // block_bytes, max_batch_size * -(-config.max_sequence_length // BLOCK_SIZE)
@@ -86,7 +89,7 @@ class StepEngine:
             DataError, ConfigError: As ``check``.
         """
         self.check(request)
-        request = self._with_stop_tokens(request)
+        request = with_stop_tokens(request, self.tokenizer.special_tokens)
         number = next(self._numbers)
         if request.num_beams > 1:
             search = self._searches[number] = BeamSearch(number, request, self.context)
@@ -96,17 +99,6 @@ class StepEngine:
             self._fit(sequence)
         self.scheduler.add(sequence)
         return number
-
-    def _with_stop_tokens(self, request: Request) -> Request:
-        """Turns stop strings that name special tokens, which stand for no text, into their ids."""
-        special = self.tokenizer.special_tokens
-        if not (named := [stop for stop in request.stop if stop in special]):
-            return request
-        return dataclasses.replace(
-            request,
-            stop_ids={*request.stop_ids, *(special[stop] for stop in named)},
-            stop=[stop for stop in request.stop if stop not in special],
-        )
 
     def abort(self, number: int) -> None:
         """Ends a text, of which no more deltas come, and frees what it holds; nothing if it has ended."""
@@ -177,7 +169,7 @@ class StepEngine:
             DataError, ConfigError: As ``require_possible``.
         """
         require_possible(
-            self._with_stop_tokens(request),
+            with_stop_tokens(request, self.tokenizer.special_tokens),
             context=self.context,
             max_batch_size=self.scheduler.max_batch_size,
             model_ids=self.config.vocab_size,
@@ -283,14 +275,6 @@ class StepEngine:
 
     def _bytes(self, ids: Sequence[int]) -> bytes:
         return b"".join(map(self.tokenizer.token_bytes, ids))
-
-
-def text_vocab_size(loaded: LoadedModel) -> int:
-    """Returns the number of ids that mean something.
-
-    Some published models have more rows than their tokenizer has ids.
-    """
-    return min(loaded.config.vocab_size, loaded.tokenizer.vocab_size)
 
 
 def _note_prompt(sequence: TokenSequence, positions: range, logits_RV: Tensor) -> None:

@@ -4,6 +4,7 @@ A model joins by one file and one line in each of the two tables below.
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -12,25 +13,49 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from groundup.core.config import ByKind, config, from_dict
-from groundup.models import gpt2, llama
+from groundup.models import gpt2, llama, stablelm
 from groundup.models.gpt2 import GPT2, GPT2Config
 from groundup.models.llama import Llama, LlamaConfig
 from groundup.models.spec import Axes
+from groundup.models.stablelm import StableLM, StableLMConfig
 
-ModelConfig = Annotated[GPT2Config | LlamaConfig, ByKind]
+ModelConfig = Annotated[GPT2Config | LlamaConfig | StableLMConfig, ByKind]
 
-Model = GPT2 | Llama
+Model = GPT2 | Llama | StableLM
 
-_MODELS: dict[type, tuple[type[GPT2] | type[Llama], Axes]] = {
+_MODELS: dict[type, tuple[type[Model], Axes]] = {
     GPT2Config: (GPT2, gpt2.AXES),
     LlamaConfig: (Llama, llama.AXES),
+    StableLMConfig: (StableLM, stablelm.AXES),
 }
 
 
-def build_model(config: ModelConfig, *, device: torch.device | str = "cpu") -> Model:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightDtypes:
+    """In which dtypes a model's weights lie in memory.
+
+    Attributes:
+        default: Of all that have none of their own.
+        linear: Of linear layers and their biases, but not of a head that is the embedding; or ``default``.
+    """
+
+    default: torch.dtype = torch.float32
+    linear: torch.dtype | None = None
+
+
+FP32 = WeightDtypes()
+
+
+def build_model(
+    config: ModelConfig, *, device: torch.device | str = "cpu", dtypes: WeightDtypes = FP32
+) -> Model:
     """Builds the model of a config, with weights that ``models.init`` fills; "meta" allocates none."""
     with torch.device("meta"):
         model = _MODELS[type(config)][0](config)  # type: ignore[arg-type]  # the table pairs them
+    model.to(dtypes.default)
+    for module in model.modules() if dtypes.linear else ():
+        if isinstance(module, nn.Linear) and not (module is model.head and config.tied_embedding):
+            module.to(dtypes.linear)
     if str(device) != "meta":
         model.to_empty(device=device)
         model.tie_weights()

@@ -87,7 +87,7 @@ class Rope:
     """Rotary positions (Su et al. 2021, arXiv:2104.09864), rotating halves as Llama and Hugging Face do.
 
     Args:
-        head_dim: H, even.
+        head_dim: H, even; of a head that is rotated in part, the dimensions that are.
         base: The slowest wave length is about 2 pi base.
         scaling: Of the frequencies.
     """
@@ -107,8 +107,11 @@ class Rope:
 
 
 def rotate(x_BNTH: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotates each (i, i + H/2) pair of a head by its position's angle."""
+    """Rotates each (i, i + R/2) pair of a head's first R dimensions by its position's angle; R as angles."""
     cos, sin = angles
+    if (rotated := cos.shape[-1]) < x_BNTH.shape[-1]:
+        rest_BNTh = x_BNTH[..., rotated:]
+        return torch.cat((rotate(x_BNTH[..., :rotated], angles), rest_BNTh), dim=-1)
     first, second = x_BNTH.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
     return (x_BNTH * cos + turned * sin).to(x_BNTH.dtype)

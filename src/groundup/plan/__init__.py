@@ -1,1 +1,1 @@
-"""What a run will need, before it takes a GPU: counts and formulas, no tensors and no ranks."""
+"""What a run will need, and what the machine has: before anything is started."""

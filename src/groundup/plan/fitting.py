@@ -59,7 +59,8 @@ class Candidate:
 def fitting_changes(config: TrainConfig, step: Step, capacity: float) -> list[Change]:
     """Returns changes with which a step fits, those that cost least first; none where nothing does.
 
-    Single changes come first; where no single one is enough, they are added up in their order.
+    Changes on the same devices come first: single ones, or where none is enough, the fewest of them that are
+    together; then those that take more devices, and all together where nothing less is enough.
 
     Args:
         config: Of the run.
@@ -72,11 +73,17 @@ def fitting_changes(config: TrainConfig, step: Step, capacity: float) -> list[Ch
         if changed is not None:
             total = highest(changed).total
             singles.append(_change(step, change.settings, change.costs, changed, total))
-    if fitting := [one for one in singles if one.total <= capacity]:
-        return fitting
+    same = [one for one in singles if one.ranks == step.layout.num_ranks]
+    more = [one for one in singles if one.ranks != step.layout.num_ranks and one.total <= capacity]
+    fitting = [one for one in same if one.total <= capacity] or _together(config, step, same, capacity)
+    return [*fitting, *more] or _together(config, step, singles, capacity)
+
+
+def _together(config: TrainConfig, step: Step, changes: list[Change], capacity: float) -> list[Change]:
+    """Returns changes added up in their order until they fit, without those that prove superfluous."""
     settings: Settings = {}
     costs: dict[str, str] = {}
-    for one in singles:
+    for one in changes:
         settings |= one.settings
         costs |= dict.fromkeys(one.settings, one.costs)
         if _total(config, step, settings) > capacity:

@@ -10,8 +10,8 @@ from groundup.models.count import num_parameters, training_flops_per_token
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.layout import Layout, describe_layout, stages_per_rank
 from groundup.parallel.validate import validate_layout
-from groundup.plan.accelerators import GIB, Accelerator
 from groundup.plan.checkpoint_disk import CheckpointDisk, checkpoint_disk
+from groundup.plan.device_table import GIB, Accelerator
 from groundup.plan.fitting import Change, fitting_changes
 from groundup.plan.megatron_memory import megatron_memory
 from groundup.plan.part_counts import count_by_part, count_on_rank
@@ -251,17 +251,13 @@ def _of_data(config: TrainConfig, reading: Reading) -> list[str]:
 
 
 def _of_schedule(config: TrainConfig) -> list[str]:
-    if config.horizon_steps <= config.num_steps:
+    end = float(config.num_steps if config.schedule_unit == "steps" else config.num_samples)
+    if config.horizon <= end:
         return []
-    ratio = lr_ratio(
-        config.schedule,
-        config.num_steps,
-        warmup_steps=config.warmup_steps,
-        horizon_steps=config.horizon_steps,
-    )
+    ratio = lr_ratio(config.schedule, end, warmup=config.warmup_length, horizon=config.horizon)
     return [
-        f"schedule_steps={config.horizon_steps:,} is more than num_steps={config.num_steps:,}: the learning"
-        f" rate ends at {ratio:.0%} of its peak"
+        f"the schedule ends after {config.horizon:,.0f} {config.schedule_unit}, the run after {end:,.0f}: the"
+        f" learning rate ends at {ratio:.0%} of its peak"
     ]
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from groundup.core.errors import ConfigError
 from groundup.parallel.device import choose_device, choose_precision
 from groundup.parallel.layout import Layout
-from groundup.plan.accelerators import ACCELERATORS, Accelerator
+from groundup.plan.device_table import ACCELERATORS, Accelerator
 from groundup.plan.layer_memory import FP32, MicroBatch
 from groundup.plan.rank_memory import Step
 from groundup.train.config import TrainConfig

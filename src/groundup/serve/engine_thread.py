@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from groundup.core.errors import GroundupError
 from groundup.core.log import logger
-from groundup.inference.engine import Engine
 from groundup.inference.sequence import Delta, Request
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics
+from groundup.serve.text_engine import TextEngine
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class Submission:
 
 
 class EngineThread:
-    """Runs ``Engine.step`` as long as there is work.
+    """Runs ``TextEngine.step`` as long as there is work.
 
     The thread alone touches the engine's state, between two steps; commands reach it through a queue. All
     other methods are for the event loop.
@@ -80,11 +80,11 @@ class EngineThread:
         max_waiting: Texts that may wait beside those in work.
     """
 
-    def __init__(self, engine: Engine, metrics: ServiceMetrics, *, max_waiting: int) -> None:
+    def __init__(self, engine: TextEngine, metrics: ServiceMetrics, *, max_waiting: int) -> None:
         self.engine = engine
         self.num_texts = 0
         self.failed: BaseException | None = None
-        self._capacity = engine.scheduler.max_batch_size + max_waiting
+        self._capacity = engine.max_batch_size + max_waiting
         self._metrics = metrics
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._submissions: dict[int, Submission] = {}  # by the engine's numbers; of the thread only

@@ -6,7 +6,9 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from groundup.core.errors import MachineError
 from groundup.core.log import logger
@@ -39,6 +41,20 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _Protocol(H11Protocol):
+    """A connection on which bytes that are no HTTP, while an answer is on its way, end this client alone."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            logger.warning("%s:%d sent no HTTP while it was answered", *(self.client or ("a client", 0)))
+            self.transport.close()
+        if self.cycle:  # what still answers it is told that it has gone
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+
 class HttpServer(uvicorn.Server):
     """A server whose end is ordered by ``drain``: the first call lets requests finish, the next does not.
 
@@ -52,7 +68,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 build_app(service),
-                http="h11",  # pure Python: the same everywhere
+                http=_Protocol,  # pure Python: the same everywhere
                 lifespan="off",
                 log_config=None,
                 log_level="error",  # clients that send no HTTP would fill the log

@@ -8,12 +8,14 @@ import orjson
 import pydantic
 from fastapi import Request, Response
 
+from groundup.core.errors import DataError
 from groundup.inference import sequence
 from groundup.inference.sampler import Sampling
 from groundup.serve.answers import unless_gone
 from groundup.serve.megatron_fields import FieldError, MegatronFields, read_fields
 from groundup.serve.refusal import Refusal, json_response
 from groundup.serve.service import Service
+from groundup.tokens.tokenizer.word_list import end_ids
 
 OPENAPI = {
     "requestBody": {
@@ -148,13 +150,16 @@ def _request(service: Service, fields: MegatronFields, prompt: list[int], row: i
 
 def _colon_and_newline(service: Service) -> tuple[int, int]:
     encode = service.loaded.tokenizer.encode
-    return encode(":")[-1], encode("\n")[-1]
+    try:
+        return encode(":")[-1], encode("\n")[-1]
+    except (DataError, IndexError):
+        raise Refusal(422, "the vocabulary has not both", field="prevent_newline_after_colon") from None
 
 
 def _stop_id(service: Service, fields: MegatronFields) -> int:
     """Returns the id that ends a text; theirs takes that of GPT-2 whatever the tokenizer is."""
     if fields.beam_width is None or fields.stop_token is None:
-        return service.loaded.tokenizer.end_of_document_id
+        return next(iter(end_ids(service.loaded.tokenizer)), -1)  # which no token has
     return int(fields.stop_token)
 
 

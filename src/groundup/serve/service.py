@@ -8,12 +8,12 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, Positive
 from groundup.core.errors import ConfigError, DataError
-from groundup.inference.engine import Engine
 from groundup.inference.sequence import Request
 from groundup.serve.chat_template import read_chat_template
 from groundup.serve.engine_thread import EngineThread
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics
+from groundup.serve.text_engine import TextEngine
 
 _LONG_TEXT = 4096
 """Characters from which on a text is encoded beside the event loop."""
@@ -53,7 +53,7 @@ class Service:
     def __init__(
         self,
         loaded: LoadedModel,
-        engine: Engine,
+        engine: TextEngine,
         *,
         name: str,
         limits: Limits = NO_LIMITS_GIVEN,
@@ -64,7 +64,7 @@ class Service:
         self.limits = limits
         self.api_key = api_key
         self.context = engine.context
-        self.max_batch_size = engine.scheduler.max_batch_size
+        self.max_batch_size = engine.max_batch_size
         self.metrics = ServiceMetrics(engine)
         self.engine = EngineThread(engine, self.metrics, max_waiting=limits.waiting)
         self.chat_template = read_chat_template(loaded.companions, loaded.tokenizer.special_tokens)
@@ -74,9 +74,16 @@ class Service:
         self._special_names = {number: name for name, number in loaded.tokenizer.special_tokens.items()}
 
     async def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text; a long one does not hold up the others."""
+        """Returns the ids of a text; a long one does not hold up the others.
+
+        Raises:
+            Refusal: The tokenizer is a list of words, and something else is in the text.
+        """
         encode = self.loaded.tokenizer.encode
-        return encode(text) if len(text) < _LONG_TEXT else await asyncio.to_thread(encode, text)
+        try:
+            return encode(text) if len(text) < _LONG_TEXT else await asyncio.to_thread(encode, text)
+        except DataError as error:
+            raise Refusal(422, error.what, field="prompt", fix=error.fix) from None
 
     async def prompt_ids(self, text: str) -> list[int]:
         """Returns a prompt as the model saw texts in training; an empty one begins a document."""

@@ -11,6 +11,7 @@ from prometheus_client import (
 
 from groundup.inference.engine import Engine
 from groundup.inference.sequence import Delta
+from groundup.serve.text_engine import TextEngine
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -22,7 +23,7 @@ _PATHS = frozenset(
 class ServiceMetrics:
     """Counters, gauges and histograms of one service."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TextEngine) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.requests = Counter(
@@ -49,6 +50,10 @@ class ServiceMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        if isinstance(engine, Engine):
+            self._add_gauges(engine)
+
+    def _add_gauges(self, engine: Engine) -> None:
         scheduler, blocks = engine.scheduler, engine.blocks
         for name, text, read in (
             ("groundup_texts_running", "Texts of the running batch.", lambda: len(scheduler.running)),

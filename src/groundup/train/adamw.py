@@ -7,6 +7,7 @@ the betas. DeepSeek-V3 keeps both moments in bf16 (2024, arXiv:2412.19437, secti
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -33,6 +34,9 @@ class AdamW:
         beta2: Decay of the second moment.
         eps: Added to the root of the second moment.
         weight_decay: On tensors of 2 or more dimensions only.
+        weight_decay_start: Weight decay at the beginning of the run, at whose end it is ``weight_decay``;
+            None for the same all along.
+        weight_decay_shape: Of its way from the one to the other.
         state_dtype: Of the two moments; bf16 halves their memory, see ``RoundedAdamW``.
     """
 
@@ -42,13 +46,16 @@ class AdamW:
     beta2: Probability = 0.95
     eps: NotNegativeFloat = 1e-8
     weight_decay: NotNegativeFloat = 0.1
+    weight_decay_start: NotNegativeFloat | None = None
+    weight_decay_shape: Literal["linear", "cosine"] = "linear"
     state_dtype: Literal["fp32", "bf16"] = "fp32"
 
     def build(self, parameters: Mapping[str, Tensor]) -> list[torch.optim.Optimizer]:
         """PyTorch's optimizer for these parameters."""
         tensors = list(parameters.values())
-        groups = [
-            {"params": [one for one in tensors if one.ndim >= 2], "weight_decay": self.weight_decay},
+        decayed = {"weight_decay": self.weight_decay, "weight_decay_at": self.weight_decay_at}
+        groups: list[dict[str, Any]] = [
+            {"params": [one for one in tensors if one.ndim >= 2], **decayed},
             {"params": [one for one in tensors if one.ndim < 2], "weight_decay": 0.0},
         ]
         groups = [group for group in groups if group["params"]]
@@ -57,6 +64,13 @@ class AdamW:
             return [RoundedAdamW(groups, lr=self.lr, betas=betas, eps=self.eps)]
         fused = all(tensor.device.type in ("cpu", "cuda") for tensor in tensors)
         return [torch.optim.AdamW(groups, lr=self.lr, betas=betas, eps=self.eps, fused=fused)]
+
+    def weight_decay_at(self, progress: float) -> float:
+        """Weight decay at ``progress`` in [0, 1] of the run."""
+        if self.weight_decay_start is None:
+            return self.weight_decay
+        risen = progress if self.weight_decay_shape == "linear" else 0.5 * (1 - math.cos(math.pi * progress))
+        return self.weight_decay_start + risen * (self.weight_decay - self.weight_decay_start)
 
     def state_of(self, name: str, parameter: Tensor) -> dict[str, torch.dtype]:
         """Tensors of the parameter's shape that are kept of it, by entry, and their dtypes."""

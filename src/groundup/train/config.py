@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Positive
 from groundup.launch.watchdog import WatchdogConfig
@@ -14,10 +15,11 @@ from groundup.tokens.sampling.batch_ramp import BatchRamp, BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
-from groundup.train.schedules.warmup import Steps, Warmup
+from groundup.train.schedules.warmup import LengthIn, ScheduleUnit, Steps, Warmup
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuardConfig
 
 
@@ -41,19 +43,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class LogConfig:
-    """How often the run reports, and where.
-
-    Attributes:
-        interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events to the run folder.
-    """
-
-    interval: Positive = 10
-    tensorboard: bool = False
 
 
 @config
@@ -117,12 +106,14 @@ class CheckpointConfig:
         keep_last: Newest sound checkpoints that stay on disk; damaged ones stay too.
         keep_every: Interval in steps of checkpoints that stay for good; 0 for none.
         asynchronous: Write while training continues; takes host memory for a copy of the state.
+        megatron: What is written for Megatron-LM beside them.
     """
 
     interval: Positive = 1000
     keep_last: Positive = 2
     keep_every: NotNegative = 0
     asynchronous: bool = False
+    megatron: MegatronCopies = MegatronCopies()
 
 
 @config
@@ -142,6 +133,10 @@ class TrainConfig:
         schedule: Learning rate after the warm-up.
         warmup: Length of the linear warm-up of the learning rate.
         schedule_steps: Horizon of the schedule in steps; 0 for ``num_steps``.
+        schedule_samples: Horizon of the schedule in samples, where it counts these; 0 for ``schedule_steps``.
+        schedule_unit: What the learning rate of an update is a function of: "steps", its number counted
+            from 1; or "samples", those of the updates before it, as in Megatron-LM, whose first update
+            takes the rate of 0 samples.
         clip_grad_norm: Largest global norm of gradients; 0 for no clipping.
         precision: Format of matrix products; ``auto`` takes the best that the hardware has.
         loss_scale: Dynamic loss scale of fp16.
@@ -175,6 +170,8 @@ class TrainConfig:
     schedule: LrSchedule = Cosine()
     warmup: Warmup = Steps()
     schedule_steps: NotNegative = 0
+    schedule_samples: NotNegative = 0
+    schedule_unit: ScheduleUnit = "steps"
     clip_grad_norm: NotNegativeFloat = 1.0
     precision: PrecisionName = "auto"
     loss_scale: LossScaleConfig = LossScaleConfig()
@@ -207,10 +204,15 @@ class TrainConfig:
                     f"batch_ramp has steps of {size} samples, which is not a multiple of micro_batch_size"
                     f" {self.micro_batch_size}"
                 )
-        if isinstance(self.spike_guard, RollbackGuard) and self.data.order == "megatron":
+        if isinstance(self.spike_guard, RollbackGuard) and self.data.order != "seeded":
             raise ValueError(
                 'spike_guard.kind rollback needs data.order "seeded":'
                 " Megatron-LM's order ends with the samples that were planned"
+            )
+        if 0 < self.data.planned_samples < self.num_samples:
+            raise ValueError(
+                f"data.planned_samples {self.data.planned_samples} is less than the {self.num_samples}"
+                f" samples of num_steps {self.num_steps}"
             )
         if self.data.sequence_length > self.model.max_sequence_length:
             raise ValueError(
@@ -219,12 +221,15 @@ class TrainConfig:
             )
         if self.sample.interval and self.layout.ranks_of_a_copy > 1:
             raise ValueError("sample.interval needs layout.tp, cp and pp 1: generation runs on one rank yet")
-        if self.warmup_steps >= self.horizon_steps and self.warmup_steps > 0:
+        if self.schedule_samples and self.schedule_unit == "steps":
+            raise ValueError("schedule_samples needs schedule_unit samples; else set schedule_steps")
+        if self.warmup_length >= self.horizon and self.warmup_length > 0:
             length = f"warmup.{self.warmup.kind}"  # the field of each kind is named as the kind is
-            horizon = "schedule_steps" if self.schedule_steps else "num_steps"
+            horizons = ("schedule_samples", "schedule_steps", "num_steps")
+            horizon = next(name for name in horizons if getattr(self, name))
             raise ValueError(
-                f"{length} makes the warm-up {self.warmup_steps:g} steps long, and the schedule ends after"
-                f" {horizon}={self.horizon_steps}; lower {length} or raise {horizon}"
+                f"{length} makes the warm-up {self.warmup_length:g} {self.schedule_unit} long, and the"
+                f" schedule ends after {horizon}={getattr(self, horizon)}; lower {length} or raise {horizon}"
             )
 
     @property
@@ -238,14 +243,39 @@ class TrainConfig:
         return self.batch_sizes.after(self.num_steps)
 
     @property
-    def horizon_steps(self) -> int:
-        """The step at which the schedule ends."""
-        return self.schedule_steps or self.num_steps
+    def length_in(self) -> LengthIn:
+        """Lengths in the schedule's unit."""
+        return LengthIn(self.schedule_unit, self.batch_sizes, self.data.sequence_length)
 
     @property
-    def warmup_steps(self) -> float:
-        """Length of the warm-up in steps."""
-        length = self.data.sequence_length
-        return self.warmup.in_steps(
-            self.horizon_steps, lambda tokens: self.batch_sizes.steps_to(tokens / length)
-        )
+    def samples_of_a_validation(self) -> int:
+        """Samples that one validation takes; 0 for the whole split."""
+        return self.validation.num_batches * self.micro_batch_size
+
+    @property
+    def planned_samples(self) -> dict[str, int]:
+        """Samples of the whole run by what they are for, as ``open_splits`` takes them."""
+        interval, each = self.validation.interval, self.samples_of_a_validation
+        return {
+            "num_samples": self.num_samples,
+            "validation_samples": (self.num_steps // interval + 1) * each if interval else 0,
+            "test_samples": each if interval else 0,
+        }
+
+    @property
+    def whole_length(self) -> float:
+        """Length of the run in the schedule's unit: that which was planned, where samples count."""
+        planned = self.data.planned_samples if self.schedule_unit == "samples" else 0
+        return planned or self.length_in.steps(self.num_steps)
+
+    @property
+    def horizon(self) -> float:
+        """The position at which the schedule ends, in its unit."""
+        if self.schedule_steps and not self.schedule_samples:
+            return self.length_in.steps(self.schedule_steps)
+        return self.schedule_samples or self.whole_length
+
+    @property
+    def warmup_length(self) -> float:
+        """Length of the warm-up in the schedule's unit."""
+        return self.warmup.length(self.horizon, self.length_in)

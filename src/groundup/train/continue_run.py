@@ -22,6 +22,7 @@ _MUST_MATCH = (
     "data.sources",
     "data.sequence_length",
     "data.order",
+    "data.planned_samples",
     "data.packing",
     "data.mask_documents",
     "global_batch_size",
@@ -113,7 +114,7 @@ def _require_same_run(
         )
     before, now = _flat(about.config), _flat(to_dict(config))
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    fixed_length = ("num_steps",) if config.data.order == "megatron" else ()
+    fixed_length = () if config.data.order == "seeded" or config.data.planned_samples else ("num_steps",)
     forbidden = [
         key
         for key in changed

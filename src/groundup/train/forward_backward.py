@@ -40,15 +40,19 @@ def add_gradients(
 
     micro_batches = list(batch.split(config.micro_batch_size))
     if state.pipeline:
-        state.pipeline.accumulate(
-            inputs_of(batch), batch.targets_BT, num_micro_batches=len(micro_batches), loss=scaled_loss
-        )
+        with state.phases.phase("forward-backward"):
+            state.pipeline.accumulate(
+                inputs_of(batch), batch.targets_BT, num_micro_batches=len(micro_batches), loss=scaled_loss
+            )
         state.pipeline.sum_tied_gradients()
     else:
         for number, micro_batch in enumerate(micro_batches, start=1):
             set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches))
-            hidden_BTD = _hidden(state.model, micro_batch, precision)
-            scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT).backward()
+            with state.phases.phase("forward"):
+                hidden_BTD = _hidden(state.model, micro_batch, precision)
+                loss = scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT)
+            with state.phases.phase("backward"):
+                loss.backward()
     finish_gradients(state.model)
     return mesh.sum(total, over_stages=True)
 

@@ -4,9 +4,12 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import FORMATS, detect_format
-from groundup.checkpoint.lazy import LazyModel
+import torch
+
+from groundup.checkpoint.formats import CheckpointFormat, detect_format
+from groundup.checkpoint.lazy import LazyModel, NoTokenizer
 from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
+from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
 from groundup.core.config import to_dict
@@ -27,7 +30,7 @@ def model_of(path: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: There is no model that training can start from.
     """
-    return to_dict(_open(path).config)
+    return to_dict(open_start(path).config)
 
 
 def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer: Tokenizer) -> None:
@@ -49,18 +52,18 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         _begin_average(state)
     elif config.start.state:
         found = detect_format(path)
-        if not found.keeps_run:
-            raise CheckpointError(
-                f"{found.title} have weights only",
-                where=path,
-                fix="Leave out start.state, or name a checkpoint of groundup.",
-            )
-        _require_tokenizer(_open(path), tokenizer)
-        folder = resolve_checkpoint(path)
-        state.restore(folder, config, mesh)
-        logger.info("going on from %s: step %d", folder, state.step)
+        stored = open_start(path, tokenizer, moments=True, vocab_size=config.model.vocab_size)
+        if found.keeps_run:
+            _require_tokenizer(stored, tokenizer)
+            state.restore(resolve_checkpoint(path), config, mesh)
+        else:
+            _require_state(stored, found, config)
+            _place_weights(state, config, stored, tokenizer)
+            _place_progress(state, config, stored)
+            _begin_average(state)
+        logger.info("going on from %s: step %d", stored.source, state.step)
     else:
-        stored = _open(path)
+        stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size)
         _place_weights(state, config, stored, tokenizer)
         _begin_average(state)
         logger.info("starting from the weights of %s", stored.source)
@@ -80,6 +83,53 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, to
         place(parameter.detach(), pad(stored_as, value, config.model))
     state.bos_ids = stored.bos_ids
     state.companions = stored.companions
+
+
+def _require_state(stored: LazyModel, found: CheckpointFormat, config: TrainConfig) -> None:
+    """Refuses a checkpoint of another project that does not hold all that a run goes on with."""
+    if not found.keeps_optimizer:
+        raise CheckpointError(
+            f"{found.title} have weights only",
+            where=stored.source,
+            fix="Leave out start.state, or name a checkpoint of groundup.",
+        )
+    if not (stored.moments and stored.step and stored.samples):
+        raise CheckpointError(
+            "holds no state of an optimizer, or does not tell its step and samples",
+            where=stored.source,
+            fix="Leave out start.state: then its weights begin a run.",
+        )
+    if config.optimizer.kind != "adamw":
+        raise CheckpointError(
+            f"holds the state of an AdamW, and optimizer.kind is {config.optimizer.kind}",
+            where=stored.source,
+            fix="Set optimizer.kind=adamw, or leave out start.state.",
+        )
+
+
+def _place_progress(state: TrainState, config: TrainConfig, stored: LazyModel) -> None:
+    """Moments of the optimizer, and where the run stands."""
+    entries: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
+    for name, _ in state.model.named_parameters():
+        stored_as = checkpoint_name(name, config.model)
+        held = {entry: stored.moments[f"{stored_as}/{entry}"] for entry in ("step", *ENTRIES)}
+        entries[name] = {entry: (tensor.dtype, tensor.shape) for entry, tensor in held.items()}
+    updates = 0
+    for key, moment in state.optimizers.make_room(entries).items():
+        name, _, entry = key.rpartition("/")
+        stored_as = checkpoint_name(name, config.model)
+        value = stored.moments[f"{stored_as}/{entry}"].read()
+        if entry == "step":
+            updates = int(value)
+            moment.copy_(value)
+        else:
+            place(moment, pad(stored_as, value.to(moment.dtype), config.model))
+    state.step, state.samples = stored.step, stored.samples
+    state.tokens = stored.samples * config.data.sequence_length
+    state.skipped_steps = max(0, stored.step - updates)
+    state.updated_samples = stored.samples if stored.updated_samples is None else stored.updated_samples
+    if state.scaler and stored.loss_scale:
+        state.scaler.load({**state.scaler.state(), **stored.loss_scale})
 
 
 def _require_tokenizer(stored: LazyModel, tokenizer: Tokenizer) -> None:
@@ -108,13 +158,32 @@ def _begin_average(state: TrainState) -> None:
         state.average.begin()
 
 
-def _open(path: Path) -> LazyModel:
+def open_start(
+    path: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    moments: bool = False,
+    vocab_size: int | None = None,
+) -> LazyModel:
+    """Opens the model that a run is to begin with, of any format.
+
+    Args:
+        path: As ``start.path``.
+        tokenizer: For a model that comes without one.
+        moments: Whether to open the optimizer's state too.
+        vocab_size: With more ids than the tokenizer has, rows that fill up the vocabulary stay, where the
+            format has such.
+
+    Raises:
+        CheckpointError: There is no such model.
+        NoTokenizer: It has no tokenizer, and none is given.
+    """
     found = detect_format(path)
-    if not found.starts_training:
-        titles = ", ".join(entry.title for entry in FORMATS if entry.starts_training)
-        raise CheckpointError(
-            f"training starts from {titles}",
-            where=path,
-            fix=f"Convert it first: groundup convert {shlex.quote(str(path))} OUT --to native",
-        )
-    return found.codec.open(path)
+    wanted: dict[str, Any] = {"moments": moments or None, "vocab_size": vocab_size}
+    options = {name: wanted[name] for name in wanted.keys() & found.open_options if wanted[name] is not None}
+    try:
+        return found.codec.open(path, **options)
+    except NoTokenizer:
+        if tokenizer is None:
+            raise
+        return found.codec.open(path, tokenizer=tokenizer, **options)

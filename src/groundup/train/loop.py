@@ -59,7 +59,9 @@ def train(
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
-        tensorboard=config.log.tensorboard,
+        tensorboard=config.log.tensorboard_dir or config.run_dir / "tensorboard"
+        if config.log.tensorboard
+        else None,
         mute=not run.mesh.is_first,
     )
     report = Report(run, metrics)
@@ -83,7 +85,8 @@ def _train(
             run.save(wait=True, replaces=True)  # the first checkpoint to roll back to
         while state.step < config.num_steps:
             run.heartbeat.record(state.step + 1, "reading data")
-            batch = batches.next_batch()
+            with state.phases.phase("batch generator"):
+                batch = batches.next_batch()
             run.heartbeat.record(state.step + 1, "training")
             random = RngStates.now()
             try:
@@ -113,7 +116,7 @@ def _train(
                 stopping = mesh.any(interruption.requested or run.writer.has_failed)
                 if last or stopping or _due(state.step, config.checkpoint.interval):
                     run.heartbeat.record(state.step, "saving", is_long=True)
-                    run.save(wait=last or stopping)
+                    report.save(wait=last or stopping)
             if stopping and not last:
                 raise Interrupted(state.step, interruption.number)
 

@@ -25,11 +25,13 @@ class Metrics:
     Args:
         run_dir: The run folder.
         from_step: Records of later steps are dropped: they belong to an attempt that was not saved.
-        tensorboard: Whether to write TensorBoard events too.
+        tensorboard: Folder for TensorBoard events, or None.
         mute: Whether to write nothing, because another rank does.
     """
 
-    def __init__(self, run_dir: Path, *, from_step: int, tensorboard: bool, mute: bool = False) -> None:
+    def __init__(
+        self, run_dir: Path, *, from_step: int, tensorboard: Path | None, mute: bool = False
+    ) -> None:
         self._file: IO[bytes] | None = None
         self._sinks: list[Sink] = []
         if mute:
@@ -50,10 +52,10 @@ class Metrics:
             kept = [line for line in path.read_bytes().splitlines() if _step_of(line) <= from_step]
             with atomic_write(path) as file:
                 file.writelines(line + b"\n" for line in kept)
-        if self._tensorboard:
+        if self._tensorboard is not None:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._sinks = [SummaryWriter(str(self._run_dir / "tensorboard"), purge_step=from_step + 1)]
+            self._sinks = [SummaryWriter(str(self._tensorboard), purge_step=from_step + 1)]
         return path.open("ab", buffering=0)
 
     def record(self, kind: str, step: int, **values: Any) -> None:

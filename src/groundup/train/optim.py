@@ -56,10 +56,17 @@ class Optimizers:
         """The present learning rate of the first group."""
         return float(next(self._groups())["lr"])
 
-    def set_lr_ratio(self, ratio: float) -> None:
-        """Sets each group's learning rate to ``ratio`` times its peak."""
+    def set_rates(self, *, lr_ratio: float, progress: float) -> None:
+        """Sets each group's learning rate and weight decay.
+
+        Args:
+            lr_ratio: Learning rate over its peak.
+            progress: In [0, 1], of the run.
+        """
         for group in self._groups():
-            group["lr"] = group["peak_lr"] * ratio
+            group["lr"] = group["peak_lr"] * lr_ratio
+            if "weight_decay_at" in group:
+                group["weight_decay"] = group["weight_decay_at"](progress)
 
     def step(self) -> None:
         """Updates all parameters."""

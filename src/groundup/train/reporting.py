@@ -1,6 +1,7 @@
 """What a run reports while it trains: one log line an interval, and a live line on a terminal."""
 
 import dataclasses
+import datetime
 import math
 import time
 from typing import Any
@@ -11,10 +12,11 @@ from groundup.core.log import logger
 from groundup.core.progress import human_count, human_seconds
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.device import peak_flops, peak_memory_bytes
+from groundup.train import megatron_lines
 from groundup.train.metrics import Metrics
 from groundup.train.muon import Muon
 from groundup.train.setup import Run
-from groundup.train.step import StepResult
+from groundup.train.step import StepResult, lr_ratio_of_next
 
 
 @dataclasses.dataclass
@@ -47,6 +49,7 @@ class Report:
         self.flops_per_token = training_flops_per_token(run.config.model, run.config.data.sequence_length)
         self.peak = peak_flops(run.device, run.precision.dtype)
         self.live = LiveStatus(run)
+        self.memory_is_told = False
         self.begin()
         self.check_first_loss = run.state.step == 0 and run.config.start.path is None
         logger.info(
@@ -77,9 +80,50 @@ class Report:
         if not self.results:
             return
         values = self._values()
-        logger.info("%s", _line(self.run.state.step, self.run.config.num_steps, values))
+        if self.run.config.log.style == "groundup":
+            logger.info("%s", _line(self.run.state.step, self.run.config.num_steps, values))
+        elif self.run.mesh.is_first:
+            self._write_megatron_lines(values)
         self.metrics.record("train", self.run.state.step, **values)
         self.begin(values["loss"])
+
+    def save(self, *, wait: bool) -> None:
+        """Saves a checkpoint; see ``Run.save``."""
+        config, step = self.run.config, self.run.state.step
+        tells = config.log.style != "groundup" and self.run.mesh.is_first
+        if tells:
+            megatron_lines.write_line(megatron_lines.saving_line(step, self.run.checkpoints_dir))
+        self.run.save(wait=wait)
+        if tells and (wait or not config.checkpoint.asynchronous):
+            megatron_lines.write_line(megatron_lines.saved_line(step, self.run.checkpoints_dir))
+
+    def _write_megatron_lines(self, values: dict[str, Any]) -> None:
+        run, config, state = self.run, self.run.config, self.run.state
+        count, style = len(self.results), config.log.style
+        losses = [result.loss for result in self.results if not result.skipped]
+        lr = values["lr"]
+        if config.schedule_unit == "samples":
+            lr = config.optimizer.lr * lr_ratio_of_next(state, config)
+        interval = megatron_lines.Interval(
+            iteration=state.step,
+            num_iterations=config.num_steps,
+            samples=state.samples,
+            seconds=self.stopwatch.seconds() / count,
+            lr=lr,
+            batch_size=values["batch_size"],
+            loss=float(torch.stack(losses).mean()) if losses else None,
+            loss_scale=values["loss_scale"],
+            grad_norm=values["grad_norm"],
+            skipped=count - len(losses),
+            nan=sum(result.skipped and not math.isfinite(result.loss) for result in self.results),
+        )
+        now = datetime.datetime.now(tz=None)
+        megatron_lines.write_line(megatron_lines.training_line(style, interval, now))
+        if losses and not self.memory_is_told:
+            self.memory_is_told = True
+            megatron_lines.write_line(megatron_lines.memory_line(style, state.step, run.device))
+        if seconds := state.phases.take():
+            megatron_lines.write_line(megatron_lines.phases_line(seconds, count))
 
     def _values(self) -> dict[str, Any]:
         """Returns the figures of the interval, by their names in ``metrics.jsonl``."""

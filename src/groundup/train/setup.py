@@ -36,6 +36,7 @@ from groundup.train.data_loader import Prefetch, read_batch
 from groundup.train.ema import WeightAverage
 from groundup.train.init_weights import begin
 from groundup.train.optim import build_optimizers
+from groundup.train.phase_times import PhaseTimes
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuard
 from groundup.train.state import TrainState
 
@@ -110,6 +111,7 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
             every=config.checkpoint.keep_every,
             back=config.spike_guard.back if isinstance(config.spike_guard, RollbackGuard) else 0,
         ),
+        copy=config.checkpoint.megatron.write if config.checkpoint.megatron.path else None,
     )
 
 
@@ -137,7 +139,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     precision = choose_precision(config.precision, mesh.device)
     _prepare_torch(config, mesh)
 
-    splits = open_splits(config.data, seed=config.seed, num_samples=config.num_samples)
+    splits = open_splits(config.data, seed=config.seed, **config.planned_samples)
     require_plan(
         splits,
         num_steps=config.num_steps,
@@ -206,6 +208,7 @@ def empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
         spike_guard=None if isinstance(config.spike_guard, NoSpikeGuard) else SpikeGuard(config.spike_guard),
+        phases=PhaseTimes(mesh.device if config.log.style == "megatron" else None),
     )
 
 

@@ -23,6 +23,7 @@ from groundup.parallel.pipeline_parallel import Pipeline
 from groundup.train.config import TrainConfig
 from groundup.train.ema import WeightAverage
 from groundup.train.optim import Optimizers
+from groundup.train.phase_times import PhaseTimes
 from groundup.train.stability.spike_guard import SpikeGuard
 
 
@@ -65,10 +66,12 @@ class TrainState:
         spike_guard: Judges steps; None where every step counts.
         step: Steps done.
         samples: Position in the data.
+        updated_samples: Samples of the steps with an update.
         tokens: Targets trained on.
         skipped_steps: Steps without an update.
         bos_ids: Ids before every prompt, where the model that the run began with has some.
         companions: Chat template, settings of generation, ... of the model that the run began with.
+        phases: Times of the phases of steps.
     """
 
     model: Model
@@ -79,10 +82,12 @@ class TrainState:
     spike_guard: SpikeGuard | None = None
     step: int = 0
     samples: int = 0
+    updated_samples: int = 0
     tokens: int = 0
     skipped_steps: int = 0
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
+    phases: PhaseTimes = dataclasses.field(default_factory=PhaseTimes)
 
     @property
     def parts(self) -> list[Model]:
@@ -108,6 +113,7 @@ class TrainState:
             counts=TrainingCounts(
                 step=self.step,
                 samples=self.samples,
+                updated_samples=None if self.updated_samples == self.samples else self.updated_samples,
                 tokens=self.tokens,
                 skipped_steps=self.skipped_steps,
                 loss_scale=self.scaler.state() if self.scaler else None,
@@ -142,6 +148,7 @@ class TrainState:
         self.companions = sound_companions(folder, manifest.files)
         self.step, self.samples, self.tokens = counts.step, counts.samples, counts.tokens
         self.skipped_steps = counts.skipped_steps
+        self.updated_samples = counts.samples if counts.updated_samples is None else counts.updated_samples
         if self.scaler and counts.loss_scale:
             self.scaler.load(counts.loss_scale)
         if self.spike_guard and counts.spike_guard:

@@ -87,16 +87,11 @@ def train_step(
     if state.spike_guard and (finite or not scale_can_fall):
         outlier = _judge(state.spike_guard, float(loss), grad_norm, mesh)
 
-    # A skipped step does not advance the schedule: Megatron-LM's rule.
-    update = state.step - state.skipped_steps + 1
-    state.optimizers.set_lr_ratio(
-        lr_ratio(
-            config.schedule, update, warmup_steps=config.warmup_steps, horizon_steps=config.horizon_steps
-        )
-    )
+    _set_rates(state, config)
     skipped = not finite or bool(outlier)
     if not skipped:
-        state.optimizers.step()
+        with state.phases.phase("optimizer"):
+            state.optimizers.step()
         if state.average:
             state.average.update()
     state.optimizers.zero_grad()
@@ -115,8 +110,29 @@ def train_step(
     state.skipped_steps += skipped
     state.step += 1
     state.samples += num_samples
+    state.updated_samples += 0 if skipped else num_samples
     state.tokens += num_targets
     return result
+
+
+def _schedule_position(state: TrainState, config: TrainConfig) -> float:
+    """Where the next update is in the schedules; a skipped step advances none of them: Megatron-LM's rule."""
+    if config.schedule_unit == "samples":
+        return state.updated_samples
+    return state.step - state.skipped_steps + 1
+
+
+def lr_ratio_of_next(state: TrainState, config: TrainConfig) -> float:
+    """Returns the learning rate of the next update over its peak."""
+    position = _schedule_position(state, config)
+    return lr_ratio(config.schedule, position, warmup=config.warmup_length, horizon=config.horizon)
+
+
+def _set_rates(state: TrainState, config: TrainConfig) -> None:
+    state.optimizers.set_rates(
+        lr_ratio=lr_ratio_of_next(state, config),
+        progress=min(1.0, _schedule_position(state, config) / config.whole_length),
+    )
 
 
 def _judge(guard: SpikeGuard, loss: float, grad_norm: float, mesh: ParallelMesh) -> str:

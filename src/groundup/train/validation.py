@@ -9,6 +9,8 @@ from groundup.core.log import logger, quiet
 from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.dataset import Samples
+from groundup.tokens.sampling.excerpt import Excerpt
+from groundup.train.megatron_lines import validation_lines, write_line
 from groundup.train.metrics import Metrics
 from groundup.train.setup import Run
 
@@ -28,13 +30,21 @@ Complete = Callable[[Run], str]
 def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[str, Evaluation]:
     """Evaluates a split, with the average of the weights too where there is one; logs and records it."""
     num_batches = run.config.validation.num_batches
+    samples = _held_out(run, name)
     run.heartbeat.record(run.state.step, "validating", is_long=True)
     with without_gathering(run.state.parts):
-        found = {name: evaluate(run, getattr(run.splits, name), num_batches)}
+        found = {name: evaluate(run, samples, num_batches)}
     if run.state.average:
         with run.state.average.in_place_of_weights(), without_gathering(run.state.parts):
-            found[f"{name}_ema"] = evaluate(run, getattr(run.splits, name), num_batches)
+            found[f"{name}_ema"] = evaluate(run, samples, num_batches)
+    style = run.config.log.style
     for key, evaluation in found.items():
+        if style != "groundup" and key == name and run.mesh.is_first:
+            is_last = run.state.step == run.config.num_steps
+            lines = validation_lines(
+                style, evaluation.loss, split=name, iteration=run.state.step, is_last=is_last
+            )
+            write_line(lines)
         logger.info(
             "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
             run.state.step,
@@ -47,6 +57,19 @@ def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[
         names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
         metrics.record(key, run.state.step, **{value: getattr(evaluation, value) for value in names})
     return found
+
+
+def _held_out(run: Run, name: str) -> Samples:
+    """The samples to evaluate: in Megatron-LM's order each validation takes those behind the one before."""
+    config = run.config
+    whole: Samples = getattr(run.splits, name)
+    count = config.samples_of_a_validation
+    if config.data.order == "seeded" or not count:
+        return whole
+    before = 0
+    if name == "validation":
+        before = run.state.step // config.validation.interval - (run.state.step < config.num_steps)
+    return Excerpt(whole, before * count, count)
 
 
 def validate_at_the_end(run: Run, metrics: Metrics, evaluate: Evaluate) -> dict[str, Evaluation]:

@@ -166,6 +166,8 @@ def _in_transformers(stored: LazyModel, original: Reference, folder: Path, on_wr
     try:
         format_named("hf").codec.write(stored, folder, on_write=on_write)
         return _computed_by_transformers(_TRANSFORMERS, folder, stored, original)
+    except ConfigError as error:
+        return Converted(path=_TRANSFORMERS, omitted=f"refused: {error.what}")
     except GroundupError as error:
         return Converted(path=_TRANSFORMERS, problem=str(error))
     finally:

@@ -15,12 +15,12 @@ from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
     EvalConfig,
-    LogConfig,
     SampleConfig,
     StartConfig,
     TrainConfig,
     ValidationConfig,
 )
+from groundup.train.log_config import LogConfig
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps
@@ -32,7 +32,9 @@ ALLOWED = 1e-5
 
 _DEGREE = re.compile(r"(dp|cp|tp|pp|zero|shard)(\d+)")
 _SCHEDULES = ("gpipe", "interleaved")
-_SHRUNK_HEAD, _SHRUNK_LENGTH = 8, 64
+_SHRUNK_HEAD = 8
+SHRUNK_LENGTH = 64
+"""Most tokens of a sample of a shrunk run."""
 
 Curve = dict[int, tuple[float, float]]
 """Step -> loss and gradient norm."""
@@ -125,7 +127,7 @@ def shrunk(config: TrainConfig, *, num_layers: int = 2) -> TrainConfig:
     It begins with random weights, also where the run begins with those of another model.
     """
     hidden_size = _SHRUNK_HEAD * config.model.num_heads
-    length = min(_SHRUNK_LENGTH, config.data.sequence_length)
+    length = min(SHRUNK_LENGTH, config.data.sequence_length)
     return dataclasses.replace(
         config,
         model=dataclasses.replace(

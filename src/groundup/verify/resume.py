@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from groundup.checkpoint.compare import Difference, compare
+from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.checkpoint.native.folder import (
     checkpoint_path,
     list_checkpoints,
@@ -16,11 +17,11 @@ from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
     EvalConfig,
-    LogConfig,
     SampleConfig,
     TrainConfig,
     ValidationConfig,
 )
+from groundup.train.log_config import LogConfig
 from groundup.train.setup import checkpoints_of, require_vocabulary
 from groundup.verify.parallel import Launch, read_curve, shrunk, trains
 
@@ -78,7 +79,7 @@ def verify_resume(
         config,
         data=data,
         num_steps=num_steps,
-        schedule_steps=config.horizon_steps,
+        schedule_steps=config.schedule_steps or config.num_steps,
         deterministic=True,
         start=dataclasses.replace(config.start, state=False),
         log=LogConfig(interval=1),
@@ -86,7 +87,10 @@ def verify_resume(
         eval=EvalConfig(),
         sample=SampleConfig(),
         checkpoint=dataclasses.replace(
-            config.checkpoint, interval=num_steps, keep_last=CheckpointConfig().keep_last
+            config.checkpoint,
+            interval=num_steps,
+            keep_last=CheckpointConfig().keep_last,
+            megatron=MegatronCopies(),
         ),
     )
     if shrink:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.errors import ConfigError, DataError
+from groundup.inference.device_model import text_vocab_size
 from groundup.inference.engine import BLOCK_SIZE, Engine
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Generation, Request
-from groundup.inference.step_engine import text_vocab_size
 from groundup.models import lm_head
 from groundup.parallel.layout import Layout
 from groundup.verify.parallel import parse_layout

@@ -74,8 +74,10 @@ def their_model(**args: Any) -> TheirModel:
 
 def save(model: TheirModel, folder: Path, *, prefix: str = "", masks: bool = False, **args: Any) -> Path:
     """As train.py does after some steps, with an optimizer that has a state."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
-    model(torch.arange(8).unsqueeze(0)).sum().backward()
+    optimizer = optimizer_of(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    model(torch.arange(8).unsqueeze(0)).square().sum().backward()
     optimizer.step()
     state = {prefix + name: tensor for name, tensor in model.state_dict().items()}
     if masks:  # as before PyTorch 2.0
@@ -86,11 +88,25 @@ def save(model: TheirModel, folder: Path, *, prefix: str = "", masks: bool = Fal
         "model_args": {**ARGS, "bias": True, **args},
         "iter_num": 250,
         "best_val_loss": torch.tensor(3.5),
-        "config": {"dataset": "shakespeare_char", "learning_rate": 1e-3, "compile": bool(prefix)},
+        "config": {
+            "dataset": "shakespeare_char",
+            "learning_rate": 1e-3,
+            "compile": bool(prefix),
+            "batch_size": 12,
+            "gradient_accumulation_steps": 5,
+        },
     }
     folder.mkdir()
     torch.save(checkpoint, folder / "ckpt.pt")
     return folder / "ckpt.pt"
+
+
+def optimizer_of(model: TheirModel) -> torch.optim.AdamW:
+    """As configure_optimizers makes it: tensors of two dimensions first."""
+    parameters = list(model.parameters())
+    groups = ([p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2])
+    decays = zip(groups, (0.1, 0.0), strict=True)
+    return torch.optim.AdamW([{"params": group, "weight_decay": decay} for group, decay in decays], lr=1e-3)
 
 
 def logits(loaded: LoadedModel, tokens_BT: Tensor) -> Tensor:
@@ -201,3 +217,61 @@ def test_a_run_of_nanogpt_becomes_any_format(tmp_path: Path, capsys: pytest.Capt
     )
     assert detect_format(tmp_path / "run").name == "native"
     assert dataclasses.is_dataclass(detect_format(out))
+
+
+@pytest.mark.parametrize(("bias", "prefix", "masks"), [(True, "", True), (False, "_orig_mod.", False)])
+def test_moments_are_those_of_the_parameters(bias: bool, prefix: str, masks: bool, tmp_path: Path) -> None:
+    """One more step of theirs on some gradients, and one of ours: the same weights."""
+    model = their_model(bias=bias)
+    path = save(model, tmp_path / "out", prefix=prefix, masks=masks, bias=bias)
+    stored = open_nanogpt(path, tokenizer=tiny_tokenizer(), moments=True)
+    assert (stored.step, stored.samples) == (250, 250 * 12 * 5)
+    assert stored.moments.keys() == {
+        f"{n}/{e}" for n in stored.weights for e in ("exp_avg", "exp_avg_sq", "step")
+    }
+    assert not open_nanogpt(path, tokenizer=tiny_tokenizer()).moments
+
+    optimizer = optimizer_of(model)
+    optimizer.load_state_dict(torch.load(path, weights_only=True)["optimizer"])
+    ours = [nn.Parameter(tensor.read().clone()) for tensor in stored.weights.values()]
+    groups = ([p for p in ours if p.dim() >= 2], [p for p in ours if p.dim() < 2])
+    mine = torch.optim.AdamW(
+        [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)]
+    )
+    for name, parameter in zip(stored.weights, ours, strict=True):
+        mine.state[parameter] = {
+            e: stored.moments[f"{name}/{e}"].read().clone() for e in ("exp_avg", "exp_avg_sq", "step")
+        }
+    for one in (optimizer, mine):
+        for group in one.param_groups:
+            group["lr"] = 1e-3
+            for parameter in group["params"]:
+                parameter.grad = 0.1 * parameter.detach()  # cut and joined as the parameters are
+        one.step()
+    save_again = tmp_path / "again.pt"
+    torch.save({"model": model.state_dict(), "model_args": {**ARGS, "bias": bias}}, save_again)
+    expected = open_nanogpt(save_again, tokenizer=tiny_tokenizer())
+    for name, parameter in zip(stored.weights, ours, strict=True):
+        torch.testing.assert_close(parameter.detach(), expected.weights[name].read(), msg=name)
+
+
+def test_another_optimizers_state_is_refused(tmp_path: Path) -> None:
+    path = save(their_model(), tmp_path / "out")
+    good = torch.load(path, weights_only=True)
+    state = good["optimizer"]["state"]
+    for changed in (
+        {number: entry for number, entry in state.items() if number},
+        {**state, 0: {"momentum_buffer": torch.ones(3)}},
+        {**state, 0: {**state[0], "exp_avg": torch.ones(3)}},
+        {**state, 0: {**state[0], "step": "x"}},
+        [3],
+    ):
+        torch.save({**good, "optimizer": {**good["optimizer"], "state": changed}}, path)
+        with pytest.raises(
+            CheckpointError, match=r"state is not that of an AdamW of its model.*--no-moments"
+        ):
+            open_nanogpt(path, tokenizer=tiny_tokenizer(), moments=True)
+        assert open_nanogpt(path, tokenizer=tiny_tokenizer()).weights
+    for optimizer in ({}, None, {"state": {}}):
+        torch.save({**good, "optimizer": optimizer}, path)
+        assert not open_nanogpt(path, tokenizer=tiny_tokenizer(), moments=True).moments

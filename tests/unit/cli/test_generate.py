@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import pytest
+import torch
 
 from groundup.checkpoint.export import ExportManifest
 from groundup.checkpoint.huggingface.weights import read_huggingface, write_huggingface
@@ -18,6 +19,7 @@ from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.core.files import read_json
 from groundup.core.manifest import read_manifest
 from groundup.inference.engine import Engine
+from groundup.inference.int8_linear import has_int8
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Request
 from groundup.tokens.tokenizer.bpe import ByteLevelTokenizer
@@ -202,7 +204,8 @@ def test_generate_completes_a_file_of_prompts(
     assert len(whole) > 5
     stopped = json.loads(groundup(*command, "--stop", whole[3:5]).splitlines()[1])
     assert (stopped["completion"], stopped["finished"]) == (whole[: whole.index(whole[3:5])], "stop")
-    assert groundup(*command, "--dtype", "bfloat16") == groundup(*command, "--dtype", "bfloat16")
+    for dtype in ("bfloat16", *(["int8"] if has_int8(torch.device("cpu")) else [])):
+        assert groundup(*command, "--dtype", dtype) == groundup(*command, "--dtype", dtype)
 
 
 def test_generate_searches_with_beams(groundup: Callable[..., str], model: Path, tmp_path: Path) -> None:
@@ -240,6 +243,7 @@ def test_generate_searches_with_beams(groundup: Callable[..., str], model: Path,
         (("tp=2",), "tp=2 is no setting"),
         (("layout.cp=2",), "of training"),
         (("layout.dp=2",), "several services"),
+        (("layout.tp=2", "--dtype", "int8"), "one process"),
     ):
         with pytest.raises(ConfigError, match=message):
             groundup("generate", model, "--prompt", "a", *arguments)

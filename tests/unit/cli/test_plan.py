@@ -77,7 +77,7 @@ def test_a_split_without_a_sample_is_refused_after_the_screen(capsys, data):
     [
         (("--gpu", "GTX"), ConfigError, "Known are B200, .* V100"),
         (("--gpu", "V100", "precision=bf16"), ConfigError, "V100 has no bf16 units"),
-        (("--gpu", "T4", "--memory", "8"), MachineError, "Set recompute.mode="),
+        (("--gpu", "T4", "--memory", "8"), MachineError, "Set micro_batch_size=1"),
         (("layout.tp=3",), ConfigError, "num_heads 16 is not divisible by tp 3"),
         (("--gpus", "3"), ConfigError, "global_batch_size 8 is not a multiple"),
         (("--mfu", "1.5"), ConfigError, "share of the peak"),

@@ -88,7 +88,8 @@ def test_pages_become_documents(server, config):
     document = found[urls[7]]
     assert document.text.startswith("Page 7") and "nobody on the quay" in document.text
     assert document.url == urls[7]
-    fetched = document.meta.pop("fetched")
+    fetched, seconds = document.meta.pop("fetched"), document.meta.pop("seconds")
+    assert 0 < seconds < 60
     assert document.meta == {"status": 200, "charset": "utf-8", "title": "Page 7", "language": "en"}
     assert fetched.endswith("+00:00")
     manifest = read_manifest(folder / "manifest.json", CrawlManifest)

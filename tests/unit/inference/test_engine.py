@@ -1,17 +1,20 @@
 import dataclasses
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from groundup.checkpoint.huggingface.weights import read_huggingface
-from groundup.checkpoint.lazy import LoadedModel
+from groundup.checkpoint.lazy import LoadedModel, as_lazy, load
 from groundup.core.errors import DataError
 from groundup.inference.engine import Engine
+from groundup.inference.packed_linear import can_pack
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Request
+from groundup.models import WeightDtypes
 from tests.instances import MODELS
 from tests.tiny import tiny_model
 
@@ -144,6 +147,21 @@ def test_another_dtype_leaves_the_model_as_it_is() -> None:
     [found] = engine.generate([[5]], sampling=GREEDY, max_new_tokens=4)
     assert len(found.ids) == 4
     assert next(loaded.model.parameters()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_model_of_its_own_is_not_kept_twice(name: str, dtype: torch.dtype) -> None:
+    kept = tiny_model(name)
+    own = load(as_lazy(kept), device="cpu", dtypes=WeightDtypes(default=dtype))
+    weight = weakref.ref(cast(Any, own.model).layers["0"].mlp.w1.weight)
+    settings: dict[str, Any] = {"sampling": GREEDY, "max_new_tokens": 20}
+    expected = Engine(own, dtype=dtype).generate(PROMPTS, **settings)
+    assert expected == Engine(kept, dtype=dtype).generate(PROMPTS, **settings)
+    assert weight() is not None, "others may use the model"
+    engine = Engine(own, dtype=dtype, owns_model=True)
+    assert engine.generate(PROMPTS, **settings) == expected
+    assert (weight() is None) == can_pack(torch.device("cpu"), dtype)
 
 
 def test_a_real_model_tells_its_story(shared_data: Path) -> None:

@@ -1,5 +1,6 @@
 """``PUT /api`` answers as Megatron-LM's server does."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Request
 from groundup.models import lm_head
+from groundup.tokens.tokenizer.word_list import integers
 from tests.served import Served
 from tests.tiny import END, spelling_model, tiny_model, tiny_tokenizer
 
@@ -188,3 +190,26 @@ def test_no_newline_after_a_colon() -> None:
         assert prevented["segments"][0][:2] == ["a", ":"]
         assert prevented["segments"][0][2] != "\n"
         assert all(value > -1e9 for value in prevented["logprobs"][0])
+
+
+def test_a_model_of_bare_ids_is_asked_in_numbers() -> None:
+    loaded = dataclasses.replace(tiny_model("gpt2"), tokenizer=integers(300))
+    fields = {"tokens_to_generate": 3, "top_k": 1}
+    with Served(loaded) as one:
+        status, answer = one.ask("PUT", "/api", {"prompts": ["5 9"], **fields})
+        assert status == 200
+        ids = [int(segment) for segment in answer["segments"][0]]
+        assert ids[:2] == [5, 9]
+        assert answer["text"][0].split() == [str(number) for number in ids]
+        body = {"prompt": [5, 9], "max_tokens": 3, "temperature": 0}
+        status, completion = one.ask("POST", "/v1/completions", body)
+        assert (status, completion["choices"][0]["text"]) == (
+            200,
+            "".join(f" {number}" for number in ids[2:]),
+        )
+        status, answer = one.ask("PUT", "/api", {"prompts": ["the cat"], **fields})
+        assert (status, "'the' is no token id" in answer["message"]) == (422, True)
+        status, answer = one.ask(
+            "PUT", "/api", {"prompts": ["5"], **fields, "prevent_newline_after_colon": True}
+        )
+        assert (status, "the vocabulary has not both" in answer["message"]) == (422, True)

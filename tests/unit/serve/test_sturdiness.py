@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import logging
 import socket
 import threading
 import time
@@ -242,3 +243,40 @@ def test_many_clients_at_once_get_what_each_would_alone(served: Served) -> None:
     for thread in threads:
         thread.join()
     assert [together[number] for number in range(len(bodies))] == alone
+
+
+@pytest.mark.parametrize(
+    ("head", "late", "fields", "last"),
+    [
+        (b"Connection: close\r\nContent-Length: %d\r\n\r\n%s", b"\xff not declared", {}, b"data: "),
+        (b"Content-Length: %d\r\n\r\n%s", b"\xff no request\r\n\r\n", {"max_tokens": 20}, b" 400 "),
+        (b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", b"no size\r\n", {}, b" 400 "),
+    ],
+    ids=["no more is expected", "next request", "body"],
+)
+def test_malformed_bytes_that_come_late(
+    endless: Served,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    head: bytes,
+    late: bytes,
+    fields: dict[str, object],
+    last: bytes,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("groundup"), "propagate", True)
+    body = json.dumps({**ENDLESS, "stream": True, **fields}).encode()
+    request = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" + head
+    with socket.create_connection(("127.0.0.1", endless.port), timeout=60) as client:
+        client.sendall(request % (len(body), body))
+        answer = b""
+        while b"chunked" not in head and b"data: " not in answer:
+            answer += client.recv(1 << 16)
+        client.sendall(late)
+        while more := client.recv(1 << 16):
+            answer = answer[-1000:] + more
+    assert last in answer
+    endless.wait_until(endless.is_idle)
+    assert endless.ask("GET", "/health")[0] == 200
+    told = [record.getMessage() for record in caplog.records if not record.exc_info]
+    assert len(told) == len(caplog.records) == (last == b"data: ")
+    assert all("127.0.0.1" in line and "\n" not in line for line in told)

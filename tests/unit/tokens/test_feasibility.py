@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 from groundup.core.errors import ConfigError
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.feasibility import (
-    SPLITS,
     MixturePlan,
     SourcePlan,
     find_mend,
     find_problem,
     samples_in,
-    split_ranges,
 )
+from groundup.tokens.sampling.split_documents import SPLITS, split_ranges
 from tests.unit.tokens.ramps import batch_sizes
 from tests.unit.tokens.sources import ArraySource
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from groundup.core.errors import DataError
 from groundup.tokens.dataset.indexed import IndexedDataset
 from groundup.tokens.sampling.data_config import DataConfig
-from groundup.tokens.sampling.feasibility import split_ranges
 from groundup.tokens.sampling.megatron_order import megatron_order
+from groundup.tokens.sampling.split_documents import split_ranges
 from groundup.tokens.sampling.splits import open_splits
 
 RECORDED = ("one_epoch_969_30_1_s128", "multi_epoch_separate_969_30_1_s128")
@@ -46,9 +46,17 @@ def test_equals_what_megatron_recorded(reference, name, split, number):
     np.testing.assert_array_equal(order.shuffle, index["shuffle_idx"])
     (recorded,) = folder.glob(f"{split}_first*.npy")
     expected = np.load(recorded)
-    config = DataConfig(path=data.prefix, split=meta["split"], sequence_length=meta["seq"], order="megatron")
-    if split == "train":  # the way that training takes
-        dataset = open_splits(config, seed=meta["seed"], num_samples=meta["n"][number]).train
+    for generation in (
+        "megatron",
+        "megatron_core",
+    ):  # the way that training takes: they agree on one data set
+        config = DataConfig(
+            path=data.prefix, split=meta["split"], sequence_length=meta["seq"], order=generation
+        )
+        splits = open_splits(
+            config, seed=meta["seed"], num_samples=meta["n"][0], validation_samples=meta["n"][1]
+        )
+        dataset = splits.train if split == "train" else splits.validation
         np.testing.assert_array_equal(dataset.batch(0, len(expected)), expected)
     tokens = data.tokens[data.token_begin(begin) : data.token_begin(end)]
     for sample, row in enumerate(expected):

@@ -69,7 +69,7 @@ def _mixture() -> MixtureDataset:
         TokenDataset(ArraySource(np.arange(size) + 1000 * number, [size]), sequence_length=4, seed=3)
         for number, size in enumerate((101, 41, 9))
     ]
-    return MixtureDataset(parts, [0.5, 0.3, 0.2], name="mixture")
+    return MixtureDataset(parts, Interleaving([0.5, 0.3, 0.2]), name="mixture")
 
 
 @given(cuts=st.lists(st.integers(1, 37), min_size=1, max_size=10))

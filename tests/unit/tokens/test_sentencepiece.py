@@ -269,3 +269,10 @@ def test_tokenizers_reads_what_is_written(models: dict[str, Path], tmp_path: Pat
     _load(models["llama"]).save(tmp_path)
     reference = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert reference.decode(reference.encode("the cat, 你!").ids) == "the cat, 你!"
+
+
+def test_the_models_own_file_goes_along(models: dict[str, Path], tmp_path: Path) -> None:
+    """From folder to folder, though the folders' tokenizer.json is what is read."""
+    load_tokenizer(models["llama"]).save(tmp_path / "first")
+    load_tokenizer(tmp_path / "first").save(tmp_path / "second")
+    assert (tmp_path / "second/tokenizer.model").read_bytes() == models["llama"].read_bytes()

@@ -130,7 +130,7 @@ def test_own_validation_sources_leave_training_what_the_split_would_give_them(tm
         (["data.sources.a.weight=1"], 'either each of sources has a weight, or each is "proportional"'),
         (["data.path=x"], "data has either a path, or sources"),
         (["data.sources.a.wieght=1"], r"unknown key data.sources.a.wieght. Did you mean 'weight'"),
-        (["data.order=megatron"], 'order "megatron" is of one path'),
+        (["data.order=megatron"], 'order "megatron" needs a weight for each of sources'),
         (["data.sources.c.weight=1"], r"data.sources.c.path is required"),
     ],
 )

@@ -1,5 +1,6 @@
 """What a run reports besides its losses: samples, validation, TensorBoard, the log file."""
 
+import dataclasses
 import math
 
 import orjson
@@ -7,7 +8,10 @@ import pytest
 
 from groundup.cli.train import run_training
 from groundup.core import log
+from groundup.core.errors import DataError
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.sampling.splits import open_splits
+from groundup.train.setup import build_run
 from tests.runs import make_config, make_data, run
 
 
@@ -56,6 +60,32 @@ def test_no_validations_are_none_at_the_end_either(data, tmp_path):
     config = make_config(data, tmp_path / "run", "validation.interval=0", "validation.num_batches=2")
     records = run(config, evaluate=evaluate)
     assert {record["kind"] for record in records} == {"train"}
+
+
+def test_validations_in_megatron_order_read_on_where_the_last_one_ended(data, tmp_path):
+    read = []
+
+    def evaluate(run, dataset, num_batches):
+        read.append(dataset.batch(0, num_batches * 2, ordered=True).tolist())
+        return Evaluation(total_loss=1.0, num_tokens=1, num_bytes=1)
+
+    settings = (
+        "data.order=megatron",
+        "data.split=60,30,10",
+        "validation.interval=2",
+        "validation.num_batches=2",
+    )
+    config = make_config(data, tmp_path / "run", *settings)
+    run(config, evaluate=evaluate)
+    splits = build_run(dataclasses.replace(config, run_dir=tmp_path / "other")).splits
+    planned = splits.validation.batch(0, 16).tolist()  # 6 // 2 + 1 validations of 4 samples
+    assert read[:2] == [planned[0:4], planned[4:8]]
+    assert read[2:] == [
+        planned[12:16],
+        splits.test.batch(0, 4).tolist(),
+    ]  # at the end: that of step 6 is left out
+    with pytest.raises(DataError, match="beyond the"):
+        splits.validation.batch(0, 1000)
 
 
 def test_no_number_of_batches_is_the_whole_split(data, tmp_path):

@@ -7,12 +7,13 @@ import torch
 from groundup.checkpoint.families.family import Family
 from groundup.checkpoint.families.gpt2_family import GPT2_FAMILY
 from groundup.checkpoint.families.llama_family import LLAMA_FAMILY
+from groundup.checkpoint.families.stablelm_family import STABLELM_FAMILY
 from groundup.checkpoint.lazy import LazyModel, in_memory
 from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.core.errors import ConfigError
 from groundup.models import ModelConfig
 
-FAMILIES: tuple[Family, ...] = (GPT2_FAMILY, LLAMA_FAMILY)
+FAMILIES: tuple[Family, ...] = (GPT2_FAMILY, LLAMA_FAMILY, STABLELM_FAMILY)
 
 
 def family_of(config: ModelConfig) -> Family:

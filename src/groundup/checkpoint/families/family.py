@@ -26,6 +26,7 @@ class HuggingFaceTable:
         required: Keys of ``config.json`` that must be there and not null.
         values: What the value of each known key may be.
         multiples: Pairs of keys of which the first is a multiple of the second.
+        why_not: Why ``transformers`` has no class for one of our configs, or None.
     """
 
     model_types: tuple[str, ...]
@@ -36,6 +37,7 @@ class HuggingFaceTable:
     required: tuple[str, ...]
     values: Mapping[str, ValueRule]
     multiples: tuple[tuple[str, str], ...]
+    why_not: Callable[[Any], str | None] = lambda config: None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,6 @@ class MegatronTable:
     """How Megatron-LM describes the family.
 
     Attributes:
-        matches: Whether the args of a checkpoint are those of this family.
         mlp_inputs: Our layers that are its ``linear_fc1``: two in a gated MLP.
         rms_norm: Whether norms are RMSNorms, which the legacy names tell.
         linear_biases: Whether all linear layers have biases.
@@ -52,7 +53,6 @@ class MegatronTable:
         why_not_legacy: Why its legacy models would compute something else for one of our configs, or None.
     """
 
-    matches: Callable[[Mapping[str, Any]], bool]
     mlp_inputs: tuple[str, ...]
     rms_norm: bool
     linear_biases: bool
@@ -76,6 +76,12 @@ class Family:
     huggingface: HuggingFaceTable
     megatron: MegatronTable
     with_biases: Callable[[Any], Any] = lambda config: config
+
+    @property
+    def kind(self) -> str:
+        """The ``kind`` of its configs."""
+        defaults: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self.config)}
+        return str(defaults["kind"])
 
 
 def unsupported(where: Path, key: str, value: Any, expected: str) -> CheckpointError:

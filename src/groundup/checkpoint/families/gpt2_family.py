@@ -13,7 +13,6 @@ from groundup.checkpoint.families.family import (
     require_fixed,
     unsupported,
 )
-from groundup.checkpoint.families.llama_rope import is_rotary
 from groundup.checkpoint.families.name_rules import NameRule
 from groundup.core.errors import CheckpointError
 from groundup.models.gpt2 import GPT2Config
@@ -124,16 +123,8 @@ def _to_args(config: GPT2Config) -> dict[str, Any]:
 
 
 def _from_args(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    if args.get("position_embedding_type", "learned_absolute") != "learned_absolute" or not args.get(
-        "add_position_embedding", True
-    ):
-        raise CheckpointError("a GPT without learned or rotary positions is not supported", where=where)
-    if args.get("normalization", "LayerNorm") != "LayerNorm":
-        raise unsupported(where, "normalization", args["normalization"], "'LayerNorm' in a GPT-2")
-    if args.get("group_query_attention"):
-        raise unsupported(where, "group_query_attention", True, "False in a GPT-2")
     fused = args.get("bias_gelu_fusion", True) and args.get("add_bias_linear", True)  # it has tanh inside
-    return {"kind": "gpt2", "activation": "gelu_tanh" if fused or args.get("openai_gelu") else "gelu"}
+    return {"activation": "gelu_tanh" if fused or args.get("openai_gelu") else "gelu"}
 
 
 GPT2_FAMILY = Family(
@@ -158,7 +149,6 @@ GPT2_FAMILY = Family(
         multiples=(("n_embd", "n_head"),),
     ),
     megatron=MegatronTable(
-        matches=lambda args: not (is_rotary(args) or args.get("swiglu")),
         mlp_inputs=("layers.*.mlp.w1",),
         rms_norm=False,
         linear_biases=True,

@@ -13,15 +13,14 @@ from groundup.checkpoint.families.family import (
     unsupported,
 )
 from groundup.checkpoint.families.llama_rope import (
-    is_rotary,
     read_rope,
-    read_rope_scaling,
+    read_rope_args,
+    require_all_rotated,
+    rope_args,
     rope_json,
-    rope_scaling_args,
     why_not_legacy,
 )
 from groundup.checkpoint.families.name_rules import NameRule
-from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.models.llama import LlamaConfig
 
@@ -34,7 +33,7 @@ _FIXED: Mapping[str, Any] = {
 _DEFAULT_WINDOW = 4096  # of Mistral and Qwen2 where config.json has none, in transformers 5.23.0
 _QWEN2_FULL_LAYERS = 28  # before those with a window, where it has no max_window_layers
 
-_NAMES = (
+NAMES = (
     NameRule("model.embed_tokens.weight", ("embed.tokens.weight",)),
     NameRule("model.layers.*.input_layernorm.weight", ("layers.*.attention_norm.weight",)),
     NameRule("model.layers.*.self_attn.q_proj.weight", ("layers.*.attention.wq.weight",)),
@@ -78,6 +77,7 @@ def _to_json(config: LlamaConfig) -> dict[str, Any]:
 
 def _from_json(theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
     require_fixed(theirs, _FIXED, path)
+    require_all_rotated(theirs, path)
     head_dim = theirs["hidden_size"] // theirs["num_attention_heads"]
     if theirs.get("head_dim") not in (None, head_dim):
         raise unsupported(path, "head_dim", theirs["head_dim"], f"{head_dim} (hidden_size / heads)")
@@ -137,13 +137,8 @@ def _window(theirs: Mapping[str, Any]) -> Any:
 
 
 def _to_args(config: LlamaConfig) -> dict[str, Any]:
-    base = config.rope_base
     return {
-        "add_position_embedding": False,
-        "position_embedding_type": "rope",
-        "use_rotary_position_embeddings": True,
-        "rotary_base": int(base) if base == int(base) else base,
-        **rope_scaling_args(config),
+        **rope_args(config),
         "add_bias_linear": False,
         "add_qkv_bias": config.qkv_bias,
         "swiglu": True,
@@ -154,27 +149,19 @@ def _to_args(config: LlamaConfig) -> dict[str, Any]:
 
 
 def _from_args(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    for feature, present, needed in (
-        ("rotary positions", is_rotary(args), True),
-        ("swiglu", bool(args.get("swiglu")), True),
-        ("normalization RMSNorm", args.get("normalization", "LayerNorm") == "RMSNorm", True),
-        ("add_bias_linear", bool(args.get("add_bias_linear", True)), False),
-    ):
-        if present is not needed:
-            raise CheckpointError(
-                f"a model with rotary positions or SwiGLU, but {'without' if needed else 'with'} {feature},"
-                " is not supported: a Llama has rotary positions, SwiGLU and RMSNorm, and no biases"
-                " but add_qkv_bias",
-                where=where,
-            )
-    groups = args.get("num_query_groups") if args.get("group_query_attention") else None
+    if args.get("rotary_percent", 1.0) not in (1.0, None):
+        raise unsupported(where, "rotary_percent", args["rotary_percent"], "1.0 in a Llama")
     return {
-        "kind": "llama",
-        "num_kv_heads": groups or args["num_attention_heads"],
-        "rope_base": float(args.get("rotary_base") or 10000),
-        "rope_scaling": read_rope_scaling(args, where),
+        **grouped_heads(args),
+        **read_rope_args(args, where),
         "qkv_bias": bool(args.get("add_qkv_bias", False)),
     }
+
+
+def grouped_heads(args: Mapping[str, Any]) -> dict[str, Any]:
+    """``num_kv_heads`` of Megatron-LM's arguments."""
+    groups = args.get("num_query_groups") if args.get("group_query_attention") else None
+    return {"num_kv_heads": groups or args["num_attention_heads"]}
 
 
 _SIZES = ("vocab_size", "max_position_embeddings", "hidden_size", "num_attention_heads", "intermediate_size")
@@ -182,7 +169,7 @@ LLAMA_FAMILY = Family(
     config=LlamaConfig,
     huggingface=HuggingFaceTable(
         model_types=("llama", "mistral", "qwen2"),
-        names=_NAMES,
+        names=NAMES,
         architecture=lambda config: "Qwen2ForCausalLM" if config.qkv_bias else "LlamaForCausalLM",
         to_json=_to_json,
         from_json=_from_json,
@@ -208,7 +195,6 @@ LLAMA_FAMILY = Family(
         ),
     ),
     megatron=MegatronTable(
-        matches=lambda args: is_rotary(args) or bool(args.get("swiglu")),
         mlp_inputs=("layers.*.mlp.w1", "layers.*.mlp.w3"),
         rms_norm=True,
         linear_biases=False,

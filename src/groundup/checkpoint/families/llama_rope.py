@@ -17,7 +17,11 @@ from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.models.llama import LlamaConfig
 from groundup.models.rope import LinearRopeScaling, Llama3RopeScaling, NoRopeScaling, RopeScaling
+from groundup.models.stablelm import StableLMConfig
 
+RotaryConfig = LlamaConfig | StableLMConfig
+
+_PART = "partial_rotary_factor"
 _DEFAULT_BASE = 10000.0  # of both projects, and the only one of Megatron-LM's legacy models
 _FACTOR = 8.0  # where Megatron-LM's args have none: until 2024 it could not be chosen
 _NUMBERS = dict.fromkeys(
@@ -30,7 +34,7 @@ _NOT_OBEYED = (
 )
 
 
-def rope_json(config: LlamaConfig) -> dict[str, Any]:
+def rope_json(config: RotaryConfig) -> dict[str, Any]:
     """The keys of both, which say the same."""
     scaling = _scaling_json(config.rope_scaling)
     parameters = {"rope_type": "default", **scaling, "rope_theta": config.rope_base}
@@ -46,12 +50,6 @@ def read_rope(theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
             contradict each other.
         KeyError: With the name of what is missing.
     """
-    for given in (theirs, theirs.get("rope_scaling"), theirs.get("rope_parameters")):
-        rotated = given.get("partial_rotary_factor") if isinstance(given, dict) else None
-        if rotated not in (None, 1):
-            raise CheckpointError(
-                f"partial_rotary_factor = {rotated!r} is not supported, only 1.0", where=path
-            )
     found = {}
     for key in ("rope_scaling", "rope_parameters"):
         if theirs.get(key):
@@ -70,6 +68,32 @@ def read_rope(theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
     bases = [theirs[key]["rope_theta"] for key in found if theirs[key].get("rope_theta") is not None]
     base = bases[0] if bases else theirs.get("rope_theta")
     return {"rope_base": _DEFAULT_BASE if base is None else base, "rope_scaling": scalings[0]}
+
+
+def read_rotary_fraction(theirs: Mapping[str, Any], path: Path, *, default: float) -> float:
+    """The share of a head's dimensions that is rotated.
+
+    Raises:
+        CheckpointError: It is none, or given twice with different values.
+    """
+    groups = (theirs, theirs.get("rope_scaling"), theirs.get("rope_parameters"))
+    given = [group.get(_PART) for group in groups if isinstance(group, dict)]
+    found = [value for value in given if value is not None]
+    if any(type(value) not in (int, float) or not 0 < value <= 1 for value in found) or len(set(found)) > 1:
+        values = " and ".join(map(repr, found))
+        raise CheckpointError(f"{_PART} is {values}, it must be one number above 0, 1 at most", where=path)
+    return float(found[0]) if found else default
+
+
+def require_all_rotated(theirs: Mapping[str, Any], path: Path) -> None:
+    """Refuses a model that rotates a part of each head's dimensions.
+
+    Raises:
+        CheckpointError: Names the part.
+    """
+    rotated = read_rotary_fraction(theirs, path, default=1.0)
+    if rotated != 1:
+        raise CheckpointError(f"{_PART} = {rotated!r} is not supported, only 1.0", where=path)
 
 
 def _read_scaling(key: str, theirs: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -128,12 +152,17 @@ def is_rotary(args: Mapping[str, Any]) -> bool:
     return kind == "rope" if kind else bool(args.get("use_rotary_position_embeddings"))
 
 
-def read_rope_scaling(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """Our scaling of a checkpoint's arguments, as plain values.
+def read_rope_args(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
+    """``rope_base`` and ``rope_scaling`` of a checkpoint's arguments, as plain values.
 
     Raises:
-        CheckpointError: Both kinds at once.
+        CheckpointError: Both kinds of scaling at once.
     """
+    base = float(args.get("rotary_base") or _DEFAULT_BASE)
+    return {"rope_base": base, "rope_scaling": _read_scaling_args(args, where)}
+
+
+def _read_scaling_args(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
     llama3 = bool(args.get("use_rope_scaling"))
     positions = args.get("rotary_seq_len_interpolation_factor")
     if llama3 and positions:
@@ -153,7 +182,7 @@ def read_rope_scaling(args: Mapping[str, Any], where: Path) -> dict[str, Any]:
     return {"kind": "llama3", "factor": factor}
 
 
-def why_not_legacy(config: LlamaConfig) -> str | None:
+def why_not_legacy(config: RotaryConfig) -> str | None:
     """Why a legacy model of Megatron-LM's would compute something else, or None.
 
     Its rotary positions have base 10,000 and no scaling but the linear one: neither ``rotary_base`` nor
@@ -168,14 +197,24 @@ def why_not_legacy(config: LlamaConfig) -> str | None:
     return None
 
 
-def rope_scaling_args(config: LlamaConfig) -> dict[str, Any]:
-    """The arguments of a model's scaling.
+def rope_args(config: RotaryConfig) -> dict[str, Any]:
+    """The arguments of a model's positions.
 
     Raises:
-        ConfigError: They cannot say it: names what.
+        ConfigError: They cannot say its scaling: names what.
     """
+    base = config.rope_base
+    return {
+        "add_position_embedding": False,
+        "position_embedding_type": "rope",
+        "use_rotary_position_embeddings": True,
+        "rotary_base": int(base) if base == int(base) else base,
+        **_scaling_args(config.rope_scaling),
+    }
+
+
+def _scaling_args(scaling: RopeScaling) -> dict[str, Any]:
     none = {"rotary_seq_len_interpolation_factor": None, "use_rope_scaling": False}
-    scaling = config.rope_scaling
     if isinstance(scaling, LinearRopeScaling):
         whole = int(scaling.factor)
         if whole != scaling.factor:

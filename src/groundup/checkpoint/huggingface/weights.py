@@ -26,13 +26,14 @@ from groundup.checkpoint.lazy import (
     without_moments,
 )
 from groundup.checkpoint.logical_tensors import logical_shapes
-from groundup.core.errors import DataError
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.files import write_json
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.huggingface import bos_ids
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
+from groundup.tokens.tokenizer.word_list import end_ids
 
 _HEAD = "lm_head.weight"
 _EMBEDDINGS = ("wte.weight", "embed_tokens.weight")  # by their base names
@@ -72,11 +73,13 @@ def write_stored(
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
-        ConfigError: The shards are neither, or more than tensors.
+        ConfigError: The shards are neither, or more than tensors; transformers has no such model: says why.
         MachineError: The disk is too small or the files cannot be written.
     """
     sharding = parse_sharding(shards)
     stored = with_biases(stored)
+    if reason := family_of(stored.config).huggingface.why_not(stored.config):
+        raise ConfigError(reason, where="command line", fix="Write the native format or Megatron-LM's.")
     weights = {name: stored.weights[name] for name in logical_shapes(stored.config)}  # one order for all
     tensors = dict(to_theirs(family_of(stored.config).huggingface.names, weights))
     dtype = dtype_name(next(iter(tensors.values())).dtype)
@@ -84,7 +87,9 @@ def write_stored(
     about = ExportAbout(format="huggingface", dtype=dtype)
     with export_folder(folder, stored, size_bytes=size_bytes, about=about, check=check) as temporary:
         end = stored.tokenizer.end_of_document_id
-        ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end, "eos_token_id": end}
+        ids = {"bos_token_id": stored.bos_ids[0] if stored.bos_ids else end}
+        if ends := end_ids(stored.tokenizer):
+            ids["eos_token_id"] = ends[0]
         ids |= stored.companions.token_ids(stored.config.vocab_size)
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         stored.tokenizer.save(temporary)

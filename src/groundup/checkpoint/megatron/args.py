@@ -10,6 +10,7 @@ import torch
 from groundup.checkpoint.families import FAMILIES, family_of
 from groundup.checkpoint.families.family import unsupported
 from groundup.checkpoint.lazy import LazyTensor
+from groundup.checkpoint.megatron.architectures import kind_of
 from groundup.checkpoint.megatron.parameters import EMBEDDING, layer_of
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
@@ -20,32 +21,15 @@ DEFAULT_MULTIPLE = 128
 """Of --make-vocab-size-divisible-by."""
 
 _HEAD_DIM_WITHOUT_ARGS = 64  # of all GPT-2 sizes
-# What a model of ours cannot be; the value is what it must be, or what absence means.
-_FIXED: Mapping[str, Any] = {
-    "apply_layernorm_1p": False,
-    "apply_residual_connection_post_layernorm": False,
-    "attention_output_gate": False,
-    "experimental_attention_variant": None,
-    "heterogeneous_layers_config_path": None,
-    "hybrid_layer_pattern": None,
-    "hybrid_override_pattern": None,
-    "linear_attention_freq": None,
-    "mtp_num_layers": None,
-    "multi_latent_attention": False,
-    "no_rope_freq": None,
-    "num_experts": None,
-    "qk_layernorm": False,
-    "rotary_interleaved": False,
-    "rotary_percent": 1.0,
-    "softmax_type": "vanilla",
-    "squared_relu": False,
-    "window_size": None,
-}
+NULL_TOKENIZER = "NullTokenizer"
+"""The ``tokenizer_type`` of data whose ids are all there is."""
 _PLAIN = (str, int, float, bool, type(None))
 _MOST = {
     **dict.fromkeys(("num_layers", "num_attention_heads", "num_query_groups", "kv_channels"), 10**6),
     **dict.fromkeys(("hidden_size", "ffn_hidden_size", "max_position_embeddings", "seq_length"), 10**8),
-    **dict.fromkeys(("padded_vocab_size", "true_vocab_size", "make_vocab_size_divisible_by"), 10**9),
+    **dict.fromkeys(
+        ("padded_vocab_size", "true_vocab_size", "vocab_size", "make_vocab_size_divisible_by"), 10**9
+    ),
     **dict.fromkeys(
         ("tensor_model_parallel_size", "model_parallel_size", "pipeline_model_parallel_size"), 1000
     ),
@@ -117,9 +101,7 @@ def model_config(
     """
     if not args:
         return _config_without_args(tensors, num_layers, vocab_size, tp, where)
-    for key, value in _FIXED.items():
-        if args.get(key, value) not in (value, None):
-            raise unsupported(where, key, args[key], repr(value))
+    kind = kind_of(args, where)
     for key in ("num_attention_heads", "hidden_size", "max_position_embeddings"):
         if not args.get(key):
             raise CheckpointError(f"its args have no {key}", where=where)
@@ -134,10 +116,9 @@ def model_config(
         raise unsupported(
             where, "kv_channels", args["kv_channels"], f"{hidden // heads} (hidden_size / heads)"
         )
-    tables = [family.megatron for family in FAMILIES if family.megatron.matches(args)]
-    if len(tables) != 1:
-        raise CheckpointError("its args describe a model of no family that is supported", where=where)
+    family = next(family for family in FAMILIES if family.kind == kind)
     tree: dict[str, Any] = {
+        "kind": kind,
         "vocab_size": vocab_size,
         "num_layers": num_layers,
         "hidden_size": hidden,
@@ -149,7 +130,7 @@ def model_config(
         "attention_dropout": args.get("attention_dropout", 0.0),
         "norm_eps": args.get("layernorm_epsilon", args.get("norm_epsilon", 1e-5)),
         "init_std": args.get("init_method_std", 0.02),
-        **tables[0].from_args(args, where),
+        **family.megatron.from_args(args, where),
     }
     try:
         return model_config_from(tree, where=where)
@@ -257,6 +238,16 @@ def padded_rows(vocab_size: int, tp: int, multiple: int = DEFAULT_MULTIPLE) -> i
     return padded_vocab_size(vocab_size, multiple * tp)
 
 
+def null_vocab_size(args: Mapping[str, Any]) -> int | None:
+    """The vocabulary of a model that was trained on bare ids; None where it was not.
+
+    ``--vocab-size`` leaves out the end of a document in 992da75, and counts it in d98e8a6, whose checkpoints
+    have ``null_tokenizer_eod_id``.
+    """
+    size = args.get("vocab_size") if args.get("tokenizer_type") == NULL_TOKENIZER else None
+    return None if size is None else int(size) + ("null_tokenizer_eod_id" not in args)
+
+
 def true_vocab_size(
     *, rows: int, tp: int, multiple: int, tokenizer_size: int, stated: int | None, where: object
 ) -> int:
@@ -274,6 +265,12 @@ def true_vocab_size(
                 fix="Name the model's own tokenizer (--tokenizer), or its true vocabulary (--vocab-size).",
             )
         return stated
+    if tokenizer_size == 0:
+        raise CheckpointError(
+            f"without a tokenizer nothing tells how many of the {rows:,} rows of its embedding are padding",
+            where=where,
+            fix=f"State its true vocabulary: --vocab-size, at most {rows:,}.",
+        )
     # A converted checkpoint may keep the padding of another tp: the tools of Megatron-LM do so.
     paddings = {tokenizer_size} | {padded_rows(tokenizer_size, other, multiple) for other in {1, tp, 2, 4, 8}}
     if rows not in paddings:

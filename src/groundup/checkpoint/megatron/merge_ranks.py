@@ -88,7 +88,7 @@ def merge(
                 merged[ours] = LazyTensor(
                     shape=shapes[ours],
                     dtype=stage.chunks[0][name].dtype,
-                    read=_Whole(pieces=pieces, part=part, rows=shapes[ours][0]),
+                    read=_Whole(pieces=pieces, number=part, rows=shapes[ours][0]),
                 )
     if config.tied_embedding and HEAD in stages[-1].chunks[0]:
         merged[_EMBEDDING] = dataclasses.replace(
@@ -130,11 +130,11 @@ class _Pieces:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Whole:
     pieces: _Pieces
-    part: int
+    number: int  # "part" would be taken for that of a PartReader
     rows: int
 
     def __call__(self) -> Tensor:
-        return self.pieces.whole(self.part)[: self.rows]
+        return self.pieces.whole(self.number)[: self.rows]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

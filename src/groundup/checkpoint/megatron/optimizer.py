@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
+from groundup.checkpoint.megatron.loss_scale import loss_scale_entry
 from groundup.checkpoint.megatron.parameters import Naming
 from groundup.checkpoint.megatron.ranks import Rank
 from groundup.checkpoint.safe_pickle.unpickle import load_pickled
@@ -221,7 +222,13 @@ def adam_args(stored: LazyModel) -> dict[str, Any]:
 
 
 def optimizer_entry(
-    *, weights: Share, moments: Mapping[str, Share], masters: Share, step: int, args: Mapping[str, Any]
+    *,
+    weights: Share,
+    moments: Mapping[str, Share],
+    masters: Share,
+    step: int,
+    args: Mapping[str, Any],
+    loss_scale: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The ``optimizer`` of one rank's file, for its parameters in their order.
 
@@ -231,6 +238,7 @@ def optimizer_entry(
         masters: The parameters in fp32; empty where they are that already.
         step: Updates done.
         args: Of ``adam_args``.
+        loss_scale: State of the loss scaler; empty where there is none.
     """
     decayed = [name for name in weights if len(weights[name].shape) > 1 and not name.endswith(".bias")]
     groups = [decayed, [name for name in weights if name not in set(decayed)]]
@@ -265,6 +273,7 @@ def optimizer_entry(
     return {
         "optimizer": inner,
         "fp32_from_fp16_params": [[masters[name] for name in group] for group in groups],
+        **loss_scale_entry(loss_scale),
     }
 
 
@@ -275,7 +284,7 @@ def scheduler_entry(stored: LazyModel, args: Mapping[str, Any]) -> dict[str, Any
     return {
         "max_lr": args["lr"],
         "lr_warmup_steps": 0,
-        "num_steps": stored.samples,
+        "num_steps": stored.samples if stored.updated_samples is None else stored.updated_samples,
         "lr_decay_style": kept.get("lr_decay_style", "constant"),
         "lr_decay_steps": total,
         "min_lr": kept.get("min_lr", 0.0),

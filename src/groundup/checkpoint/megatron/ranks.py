@@ -11,6 +11,8 @@ from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.errors import CheckpointError
 
 TRACKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+"""The folder of a checkpoint without an iteration, and what the tracker says then."""
 RANK_FILE = "model_optim_rng.pt"
 _RANK_FILES = (RANK_FILE, "model_rng.pt")  # the second of 2022, with a distributed optimizer
 _RANK_FOLDER = re.compile(r"mp_rank_(\d\d)(?:_(\d\d\d))?(_\d\d\d)?")
@@ -71,11 +73,11 @@ def checkpoint_folder(path: Path) -> Path:
     if not tracker.is_file():
         return path
     text = tracker.read_text(errors="replace").strip()
-    if text != "release" and not (text.isascii() and text.isdigit() and int(text) > 0):
+    if text != RELEASE and not (text.isascii() and text.isdigit() and int(text) > 0):
         raise CheckpointError(
             f"says {text[:40]!r}, expected the number of an iteration or 'release'", where=tracker
         )
-    folder = path / (text if text == "release" else f"iter_{int(text):07d}")
+    folder = path / (text if text == RELEASE else f"iter_{int(text):07d}")
     if not folder.is_dir():
         others = sorted(child.name for child in path.iterdir() if child.is_dir())
         raise CheckpointError(

@@ -9,14 +9,17 @@ import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
 from groundup.checkpoint.families import family_of
-from groundup.checkpoint.lazy import LazyModel, LazyTensor, in_memory
+from groundup.checkpoint.lazy import LazyModel, LazyTensor, NoTokenizer, in_memory
 from groundup.checkpoint.megatron.args import (
     DEFAULT_MULTIPLE,
+    NULL_TOKENIZER,
     count_layers,
     model_config,
+    null_vocab_size,
     plain_args,
     true_vocab_size,
 )
+from groundup.checkpoint.megatron.loss_scale import read_loss_scale
 from groundup.checkpoint.megatron.merge_ranks import Stage, merge
 from groundup.checkpoint.megatron.optimizer import (
     ENTRIES,
@@ -28,7 +31,7 @@ from groundup.checkpoint.megatron.optimizer import (
 from groundup.checkpoint.megatron.parameters import CURRENT_VERSION, EMBEDDING, HEAD, canonical_tensors
 from groundup.checkpoint.megatron.ranks import RankGrid, checkpoint_folder, is_distributed, open_ranks
 from groundup.checkpoint.megatron.torch_dist import open_distributed
-from groundup.core.errors import CheckpointError, DataError
+from groundup.core.errors import CheckpointError
 from groundup.core.log import logger
 from groundup.models import ModelConfig
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -57,7 +60,7 @@ def open_megatron(
     Raises:
         CheckpointError: Files are missing, damaged or of different checkpoints; a feature of the model is
             not supported; names, shapes or the vocabulary do not fit.
-        DataError: There is no tokenizer.
+        NoTokenizer: There is none.
     """
     folder = checkpoint_folder(path)
     if is_distributed(folder):
@@ -132,7 +135,7 @@ class _Opening:
                 tp=tp,
                 multiple=self.args.get("make_vocab_size_divisible_by") or DEFAULT_MULTIPLE,
                 tokenizer_size=tokenizer.vocab_size,
-                stated=self.vocab_size or self.args.get("true_vocab_size"),
+                stated=self.vocab_size or self.args.get("true_vocab_size") or null_vocab_size(self.args),
                 where=self.folder,
             ),
             tp=tp,
@@ -146,15 +149,24 @@ class _Opening:
             source=self.folder,
             step=int(self.content.get("iteration") or 0),
             samples=int(self.args.get("consumed_train_samples") or 0),
+            updated_samples=_updated_samples(self.content),
             bos_ids=bos_ids(beside) if beside else (),
             companions=companions,
             megatron_args=plain_args(self.args),
+            loss_scale=read_loss_scale(self.content),
         )
 
     def merged(self, stages: list[Stage], config: ModelConfig) -> dict[str, LazyTensor]:
         if not self.args.get("add_bias_linear", True) and family_of(config).megatron.linear_biases:
             stages = [_with_zero_biases(stage) for stage in stages]
         return merge(stages, config, version=self.version, rows=_rows(stages))
+
+
+def _updated_samples(content: Mapping[str, Any]) -> int | None:
+    """Samples by which the schedules have advanced: those of skipped iterations do not count."""
+    scheduler = content.get("opt_param_scheduler")
+    found = scheduler.get("num_steps") if isinstance(scheduler, dict) else None
+    return found if type(found) is int and found >= 0 else None
 
 
 def _rows(stages: Sequence[Stage]) -> int:
@@ -202,7 +214,7 @@ def _tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
     """The tokenizer in one of the folders, or else the one whose files the args name.
 
     Raises:
-        DataError: There is none: another would give wrong ids without a word.
+        NoTokenizer: There is none: another would give wrong ids without a word.
     """
     if beside := _folder_of_tokenizer(*folders):
         return load_tokenizer(beside)
@@ -211,8 +223,14 @@ def _tokenizer_of(args: Mapping[str, Any], *folders: Path) -> Tokenizer:
         return load_gpt2_files(Path(vocab_file), Path(merge_file))
     if model and Path(model).exists():
         return load_tokenizer(Path(model))
+    if args.get("tokenizer_type") == NULL_TOKENIZER:
+        raise NoTokenizer(
+            "was trained on bare ids (NullTokenizer)",
+            where=folders[0],
+            fix="Say that they stay bare: --tokenizer none; or name the tokenizer that they are of.",
+        )
     named = " and ".join(str(name) for name in (vocab_file, merge_file, model) if name)
-    raise DataError(
+    raise NoTokenizer(
         f"has no tokenizer beside it; its args name {args.get('tokenizer_type', 'none')}"
         + (f" of {named}, not on this machine" if named else ""),
         where=folders[0],

@@ -14,9 +14,10 @@ from groundup.checkpoint.families import family_of, with_biases
 from groundup.checkpoint.families.name_rules import NameRule, rules_for
 from groundup.checkpoint.lazy import LazyModel, LazyTensor
 from groundup.checkpoint.logical_tensors import logical_shapes
-from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, args_of, padded_rows
+from groundup.checkpoint.megatron.args import DEFAULT_MULTIPLE, NULL_TOKENIZER, args_of, padded_rows
 from groundup.checkpoint.megatron.optimizer import (
     ENTRIES,
+    Share,
     adam_args,
     find_unwritable_state,
     optimizer_entry,
@@ -36,7 +37,7 @@ from groundup.checkpoint.megatron.parameters import (
     split_dim,
     with_layer,
 )
-from groundup.checkpoint.megatron.ranks import RANK_FILE, TRACKER
+from groundup.checkpoint.megatron.ranks import RANK_FILE, RELEASE, TRACKER
 from groundup.checkpoint.megatron.read import TOKENIZER
 from groundup.checkpoint.write_torch import write_torch
 from groundup.core.errors import ConfigError
@@ -95,7 +96,7 @@ def write_megatron(
     args = {**_defaults(stored), **stored.megatron_args, **ours, **(adam if stored.moments else {})}
     moments = _moments(stored, names, masters)
 
-    def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> dict[str, LazyTensor]:
+    def held(tensors: Mapping[str, LazyTensor], stage: int, rank: int) -> Share:
         return dict(_share(config, tensors, stage, rank, tp=tp, pp=pp, rows=rows, names=names))
 
     places = [(stage, rank) for stage in range(pp) for rank in range(tp)]
@@ -104,7 +105,7 @@ def write_megatron(
     everything = [*shares.values(), *(share for state in states.values() for share in state.values())]
     size_bytes = sum(tensor.size_bytes for share in everything for tensor in share.values())
     about = ExportAbout(format="megatron", tp=tp, pp=pp, naming=names)
-    name = f"iter_{stored.step:07d}" if stored.step else "release"
+    name = f"iter_{stored.step:07d}" if stored.step else RELEASE
     source_bytes = sum(t.size_bytes for t in (*stored.weights.values(), *stored.moments.values()))
 
     def tell(written: int) -> None:
@@ -122,16 +123,28 @@ def write_megatron(
                 "model": nested(share, names, tied=config.tied_embedding, last_stage=stage == pp - 1),
             }
             if state := states[stage, rank]:
-                fp32 = state.pop(_MASTERS, {})
-                content["optimizer"] = optimizer_entry(
-                    weights=share, moments=state, masters=fp32, step=_updates(stored), args=adam
-                )
-                content["opt_param_scheduler"] = scheduler_entry(stored, adam)
+                content |= _training_state(stored, share, state, adam)
             write_torch(path, content, tell)
-        (temporary / TRACKER).write_text(str(stored.step) if stored.step else "release")
+        (temporary / TRACKER).write_text(str(stored.step) if stored.step else RELEASE)
         stored.tokenizer.save(temporary / TOKENIZER)
         stored.companions.write(temporary / TOKENIZER)
     return folder / name
+
+
+def _training_state(
+    stored: LazyModel, weights: Share, state: dict[str, Share], adam: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What a rank's file says of the optimizer and the schedules."""
+    masters = state.pop(_MASTERS, {})
+    optimizer = optimizer_entry(
+        weights=weights,
+        moments=state,
+        masters=masters,
+        step=_updates(stored),
+        args=adam,
+        loss_scale=stored.loss_scale,
+    )
+    return {"optimizer": optimizer, "opt_param_scheduler": scheduler_entry(stored, adam)}
 
 
 def find_indivisible(config: ModelConfig, *, tp: int, pp: int) -> str | None:
@@ -164,9 +177,10 @@ def _require_known(config: ModelConfig, *, tp: int, pp: int, names: Naming) -> N
 
 def _defaults(stored: LazyModel) -> dict[str, Any]:
     """Arguments that Megatron-LM wants of each checkpoint, and that say nothing of the model's shape."""
-    gpt2 = stored.tokenizer.fingerprint == GPT2_FINGERPRINT
+    kinds = {GPT2_FINGERPRINT: "GPT2BPETokenizer"}
+    kind = kinds.get(stored.tokenizer.fingerprint, "HuggingFaceTokenizer")
     return {
-        "tokenizer_type": "GPT2BPETokenizer" if gpt2 else "HuggingFaceTokenizer",
+        "tokenizer_type": NULL_TOKENIZER if stored.tokenizer.kind == "integers" else kind,
         "consumed_train_samples": stored.samples,
         "consumed_valid_samples": 0,
     }

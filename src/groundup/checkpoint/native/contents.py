@@ -32,6 +32,7 @@ class TrainingCounts:
     Attributes:
         step: Steps done.
         samples: Position in the data.
+        updated_samples: Samples of the steps with an update; None for all.
         tokens: Targets trained on; 0 of converted models.
         skipped_steps: Steps without an update.
         loss_scale: State of the loss scaler; None but for fp16.
@@ -40,6 +41,7 @@ class TrainingCounts:
 
     step: NotNegative
     samples: NotNegative
+    updated_samples: NotNegative | None = None
     tokens: NotNegative = 0
     skipped_steps: NotNegative = 0
     loss_scale: dict[str, Any] | None = None

@@ -97,10 +97,12 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         moments=TensorGroup(folder, "optimizer").lazy(),
         step=manifest.counts.step,
         samples=manifest.counts.samples,
+        updated_samples=manifest.counts.updated_samples,
         bos_ids=about.bos_ids,
         companions=companions,
         megatron_args=about.megatron_args or {},
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
+        loss_scale=manifest.counts.loss_scale or {},
     )
 
 
@@ -143,7 +145,12 @@ def write_native(
             complete_checkpoint(
                 unnamed,
                 write_groups(unnamed, groups, on_write=on_write),
-                counts=TrainingCounts(step=stored.step, samples=stored.samples),
+                counts=TrainingCounts(
+                    step=stored.step,
+                    samples=stored.samples,
+                    updated_samples=stored.updated_samples,
+                    loss_scale=dict(stored.loss_scale) or None,
+                ),
                 about=about,
                 tokenizer=stored.tokenizer,
                 companions=stored.companions,

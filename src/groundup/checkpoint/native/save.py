@@ -96,6 +96,7 @@ class Writer:
         mesh: The ranks.
         asynchronous: Copy the state, and write the copy while training goes on.
         keep: Which checkpoints stay.
+        copy: Called by the first rank with each checkpoint, when it is complete.
     """
 
     def __init__(
@@ -107,12 +108,14 @@ class Writer:
         mesh: ParallelMesh,
         asynchronous: bool,
         keep: Keep,
+        copy: Callable[[Path], None] | None = None,
     ) -> None:
         self._dir = checkpoints_dir
         self._model = model
         self._tokenizer = tokenizer
         self._mesh = mesh
         self._pruning = Pruning(checkpoints_dir, keep)
+        self._copy = copy
         self._group = dist.new_group(backend="gloo", timeout=_LONGEST_SAVE) if mesh.size > 1 else None
         self._thread = ThreadPoolExecutor(1, "checkpoint") if asynchronous else None
         self._writing: Future[None] | None = None
@@ -247,6 +250,8 @@ class Writer:
         size_bytes = sum(record.bytes for record in manifest.files.values())
         seconds = time.monotonic() - job.began
         logger.info("saved %s (%sB in %.1f s)", job.folder, human_count(size_bytes), seconds)
+        if self._copy:
+            self._copy(job.folder)
         self._pruning.after_saving(job.folder)
 
     def _on_first(self, work: Callable[[], None], step: int, gather: Callable[[Any], list[Any]]) -> None:

@@ -240,7 +240,8 @@ class CrawlLoop:
             raw = page_record(response.url, response.status, response.raw_headers, response.body, now)
         if self._extract is None:
             return None, raw
-        meta = {"status": response.status, "fetched": now.isoformat(timespec="seconds")}
+        seconds = round(visit.seconds, 3)
+        meta = {"status": response.status, "fetched": now.isoformat(timespec="seconds"), "seconds": seconds}
         content_type = response.headers.get("Content-Type", "")
         page = WebPage(visit.url, response.url, response.body, content_type, meta)
         return self._extract(page), raw

@@ -48,8 +48,8 @@ class Length:
                 raise ValueError(f"max_{unit} {most} is below min_{unit} {least}")
         if self._counts_tokens and self.tokenizer is None:
             raise ValueError(
-                "min_tokens and max_tokens count by a tokenizer. Name the folder of a tokenizer: length.tokenizer=FOLDER,"
-                " or in a recipe tokenizer: FOLDER."
+                "min_tokens and max_tokens count by a tokenizer. Name the folder of a tokenizer:"
+                " length.tokenizer=FOLDER, or in a recipe tokenizer: FOLDER."
             )
 
     @property

@@ -32,6 +32,10 @@ _KINDS: dict[int, tuple[int, np.dtype[Any]]] = {
 }
 """Magic of llm.c -> version and dtype."""
 _EVALUATION_MAGIC = 20240522
+_SHARDS = (
+    "Give Megatron's .bin with its .idx, or llm.c's shards; of nanoGPT's make a data set with"
+    " `groundup import nanogpt FOLDER`."
+)
 _NPY_MAGIC = b"\x93NUMPY"
 _CHUNK = 1 << 22
 _SAMPLE_RANGES = 4
@@ -109,7 +113,7 @@ class FlatShard:
                     f"has no .idx beside it, and begins with {magic}, which is no magic number of llm.c"
                     f" ({', '.join(map(str, _KINDS))})"
                 )
-            raise DataError(what, where=path, fix="Give Megatron's .bin with its .idx, or llm.c's shards.")
+            raise DataError(what, where=path, fix=_SHARDS)
         expected, dtype = _KINDS[magic]
         if version != expected:
             raise DataError(f"is of llm.c's version {version}, expected {expected}", where=path)

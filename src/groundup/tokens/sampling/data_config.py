@@ -50,8 +50,11 @@ class DataConfig:
         split: Shares of train, validation and test over the documents.
         sequence_length: Tokens predicted in one sample.
         max_epochs: At most so many passes over the training split; 0 for any number.
-        order: Of training samples: "seeded", a bijection computed from the seed alone, or "megatron",
-            Megatron-LM's own shuffle, for continuing a run that it began; it depends on the run's length.
+        order: Of training samples: "seeded", a bijection computed from the seed alone; or, for continuing
+            a run that Megatron-LM began, its own splits, shuffle and blend, which depend on the run's length
+            and hold for validation and test too: "megatron" as of 2023, "megatron_core" as of 2026.
+        planned_samples: Of training, by which Megatron-LM's order is made: its ``--train-samples``, or those
+            of its ``--train-iters`` where fewer steps are made here; 0 for those of the run.
         packing: "stream" cuts samples out of the documents laid behind each other; "best_fit" fits whole
             documents into samples, as far as they go, and pads what is left.
         mask_documents: Keep attention within a document and begin its positions at 0.
@@ -66,7 +69,8 @@ class DataConfig:
     split: str = "969,30,1"
     sequence_length: Size = 1024
     max_epochs: NotNegative = 0
-    order: Literal["seeded", "megatron"] = "seeded"
+    order: Literal["seeded", "megatron", "megatron_core"] = "seeded"
+    planned_samples: NotNegative = 0
     packing: Literal["stream", "best_fit"] = "stream"
     mask_documents: bool = False
 
@@ -76,8 +80,17 @@ class DataConfig:
             raise ValueError("data has either a path, or sources: name one of them")
         for name in ("sources", "validation", "test"):
             _check_weights(name, getattr(self, name))
-        if self.order == "megatron" and (self.sources or self.packing != "stream"):
-            raise ValueError('order "megatron" is of one path whose documents are not packed')
+        if self.order != "seeded" and self.packing != "stream":
+            raise ValueError(f'order "{self.order}" is of documents that are not packed: packing is "stream"')
+        if self.order == "seeded" and self.planned_samples:
+            raise ValueError('planned_samples has no effect on order "seeded", which no length decides')
+        for name in ("sources", "validation", "test"):
+            sources = getattr(self, name)
+            if self.order == "megatron" and len(sources) > 1 and "proportional" in _weights(sources):
+                raise ValueError(
+                    f'order "megatron" needs a weight for each of {name}: a blend without weights is newer'
+                    ' (order "megatron_core")'
+                )
 
     @property
     def training(self) -> dict[str, SourceConfig]:
@@ -93,8 +106,12 @@ class DataConfig:
         return tuple(source.path for source in every)
 
 
+def _weights(sources: Mapping[str, SourceConfig]) -> list[float | str]:
+    return [source.weight for source in sources.values()]
+
+
 def _check_weights(name: str, sources: Mapping[str, SourceConfig]) -> None:
-    weights = [source.weight for source in sources.values()]
+    weights = _weights(sources)
     if "proportional" in weights and set(weights) != {"proportional"}:
         raise ValueError(f'either each of {name} has a weight, or each is "proportional"')
     if weights and not any(weights):

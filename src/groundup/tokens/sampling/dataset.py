@@ -193,7 +193,7 @@ class TokenDataset:
             raise DataError(
                 f"sample {first_index + count - 1} is beyond the {order.num_samples} that were planned",
                 where=self.name,
-                fix="With data.order=megatron the length of a run is fixed when it begins.",
+                fix="With Megatron-LM's order the length of a run is fixed when it begins.",
             )
         return [
             [(self.begin + begin, self.begin + end) for begin, end in order.ranges(index)]

@@ -2,16 +2,13 @@
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Collection, Sequence
 
-from groundup.core.errors import ConfigError
 from groundup.tokens.dataset.token_source import TokenSource
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.dataset import samples_in, tokens_in
 from groundup.tokens.sampling.mixture import Interleaving
-
-SPLITS = ("train", "validation", "test")
+from groundup.tokens.sampling.split_documents import SPLITS, split_ranges
 
 Change = dict[str, str | int | float]
 """Keys of a config and their new values."""
@@ -31,35 +28,20 @@ class Problem:
     enough: bool = True
 
 
-def split_ranges(split: str, num_documents: int) -> dict[str, tuple[int, int]]:
-    """The documents [begin, end) of each split, rounded as Megatron-LM does (2023, commit 992da75).
-
-    Args:
-        split: Shares of train, validation and test, e.g. "969,30,1" or "90/10"; left out means 0.
-        num_documents: Of the whole data set.
-
-    Raises:
-        ConfigError: It is not one to three numbers, none negative and not all 0.
-    """
-    shares = _shares(split)
-    total = sum(shares)
-    ends = [0]
-    for share in shares:
-        ends.append(ends[-1] + round(share / total * num_documents))
-    surplus = ends[-1] - num_documents
-    ends = [0, *(max(0, end - surplus) for end in ends[1:])]
-    return {name: (ends[k], ends[k + 1]) for k, name in enumerate(SPLITS)}
-
-
 def find_problem(
-    source: TokenSource, split: str, sequence_length: int, needs: Collection[str]
+    source: TokenSource,
+    split: str,
+    sequence_length: int,
+    needs: Collection[str],
+    *,
+    cumulative: bool = False,
 ) -> Problem | None:
     """Finds the first needed split that is smaller than one sample.
 
     The changes (of split, sequence_length, or both where neither is enough) move the fewest documents and
     shorten the least.
     """
-    ranges = split_ranges(split, source.num_documents)
+    ranges = split_ranges(split, source.num_documents, cumulative=cumulative)
     tokens = {name: tokens_in(source, ranges[name]) for name in SPLITS if name in needs}
     small = [name for name, count in tokens.items() if not samples_in(count, sequence_length)]
     if not small:
@@ -92,21 +74,6 @@ def find_problem(
             f" a sample needs {sequence_length + 1:,} (sequence_length + 1)"
         )
     return Problem(what, tuple(changes))
-
-
-def _shares(split: str) -> list[float]:
-    separator = "," if "," in split else "/"
-    try:
-        shares = [float(share) for share in split.split(separator)]
-    except ValueError:
-        shares = []
-    if not 1 <= len(shares) <= 3 or not all(0 <= share < math.inf for share in shares) or sum(shares) <= 0:
-        raise ConfigError(
-            f"{split!r} is not a split: one to three numbers, none negative, not all 0",
-            where="split",
-            fix="Write the shares of train, validation and test, e.g. 969,30,1.",
-        )
-    return shares + [0.0] * (3 - len(shares))
 
 
 def _nearest_split(
@@ -144,6 +111,7 @@ class SourcePlan:
         weight: Its share of the samples; None for proportional to its size.
         max_epochs: At most so many passes over it in training; 0 for any number.
         packed_samples: Of the training split, where documents are packed; 0 where they are not.
+        cumulative: How the split is rounded; see ``split_ranges``.
     """
 
     key: str
@@ -152,12 +120,14 @@ class SourcePlan:
     weight: float | None
     max_epochs: int
     packed_samples: int = 0
+    cumulative: bool = False
 
     def num_tokens(self, name: str) -> int:
         """Tokens of a split."""
         if not self.split:
             return len(self.source.tokens)
-        return tokens_in(self.source, split_ranges(self.split, self.source.num_documents)[name])
+        ranges = split_ranges(self.split, self.source.num_documents, cumulative=self.cumulative)
+        return tokens_in(self.source, ranges[name])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -244,7 +214,7 @@ def _size_problem(plan: MixturePlan, source: SourcePlan, needs: list[str]) -> Pr
     least = _least(plan, source)
     if not source.split and samples_in(source.num_tokens("train"), least):
         return None  # without asking for the number of documents, which may take reading them
-    problem = find_problem(source.source, source.split or "1", least, needs)
+    problem = find_problem(source.source, source.split or "1", least, needs, cumulative=source.cumulative)
     if problem is None:
         return None
     keys = {"split": f"{source.key}.split", "sequence_length": "data.sequence_length"}

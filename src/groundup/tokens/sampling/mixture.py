@@ -9,7 +9,7 @@ steps as the tree is deep.
 import heapq
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,24 @@ _Node = int | tuple["_Node", "_Node", float]
 """A source, or (lighter child, heavier child, the lighter one's share, at most one half)."""
 
 
+class Turns(Protocol):
+    """The order in which sources take turns."""
+
+    def at(self, positions: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The source at each position, and how many of its samples came before: int64 of the same shape."""
+        ...
+
+    def counts(self, length: int) -> list[int]:
+        """Samples of each source among the first ``length``; they add up to it."""
+        ...
+
+    def longest(self, limits: Sequence[int]) -> int:
+        """The longest prefix that holds at most so many samples of each source."""
+        ...
+
+
 class Interleaving:
-    """The order in which sources take turns.
+    """The order in which sources take turns, without a state.
 
     Args:
         weights: Of each source, at least 0 and not all 0; they need not add up to 1.
@@ -108,13 +124,13 @@ class MixtureDataset:
 
     Args:
         datasets: Of the same sequence length.
-        weights: Of each.
+        interleaving: Of their samples.
         name: For messages.
     """
 
-    def __init__(self, datasets: Sequence[Samples], weights: Sequence[float], *, name: str) -> None:
+    def __init__(self, datasets: Sequence[Samples], interleaving: Turns, *, name: str) -> None:
         self.datasets = tuple(datasets)
-        self.interleaving = Interleaving(weights)
+        self.interleaving = interleaving
         self.name = name
         self.sequence_length = datasets[0].sequence_length
         assert all(dataset.sequence_length == self.sequence_length for dataset in datasets)

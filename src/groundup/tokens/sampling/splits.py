@@ -2,24 +2,24 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from groundup.core.errors import DataError
 from groundup.core.log import logger
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import require_same_tokenizer
 from groundup.tokens.dataset.dataset_manifest import tokenizer_of
-from groundup.tokens.dataset.flat import FlatShards
-from groundup.tokens.dataset.open import open_shards, open_source, shards_by_split, token_files
+from groundup.tokens.dataset.open import token_files
 from groundup.tokens.dataset.token_source import TokenRange, TokenSource
 from groundup.tokens.sampling.batch_ramp import BatchSizes
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.tokens.sampling.dataset import Samples, TokenDataset, samples_in, tokens_in
-from groundup.tokens.sampling.feasibility import SPLITS, MixturePlan, SourcePlan, find_mend, split_ranges
-from groundup.tokens.sampling.mixture import MixtureDataset
+from groundup.tokens.sampling.feasibility import MixturePlan, SourcePlan, find_mend
+from groundup.tokens.sampling.megatron_blend import blend, plan_sources
+from groundup.tokens.sampling.mixture import Interleaving, MixtureDataset, Turns
+from groundup.tokens.sampling.open_by_split import open_by_split
 from groundup.tokens.sampling.packing import PackedDataset
+from groundup.tokens.sampling.split_documents import SPLITS, split_ranges
 from groundup.tokens.tokenizer.base import Tokenizer
-from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,37 +90,54 @@ class Splits:
         return fingerprint([[given.source.fingerprint, given.documents, given.weight] for given in train])
 
 
-def open_splits(config: DataConfig, *, seed: int, num_samples: int = 1) -> Splits:
+def open_splits(
+    config: DataConfig,
+    *,
+    seed: int,
+    num_samples: int = 1,
+    validation_samples: int = 0,
+    test_samples: int = 0,
+) -> Splits:
     """Opens the sources and divides their documents; reads headers only.
 
     Args:
         config: What to train on.
         seed: Of the order of samples.
         num_samples: That training will take; decides Megatron-LM's order, and nothing else.
+        validation_samples: That all validations of the training will take, likewise; 0 for file order.
+        test_samples: That the test will take, likewise.
 
     Raises:
         DataError: A file is missing, malformed or does not match the other.
         ConfigError: A split string is malformed.
     """
-    training = {key: (source, _open(config, source.path)) for key, source in config.training.items()}
+    training = {key: (source, open_by_split(config, source.path)) for key, source in config.training.items()}
+    counts = (config.planned_samples or num_samples, validation_samples, test_samples)
+    planned = dict(zip(SPLITS, (0, 0, 0) if config.order == "seeded" else counts, strict=True))
     source_splits: dict[str, tuple[SourceSplit, ...]] = {}
     for name in SPLITS:
         own: Mapping[str, SourceConfig] = {} if name == "train" else getattr(config, name)
         opened = training
         if own:
             opened = {
-                f"data.{name}.{key}": (source, _open(config, source.path)) for key, source in own.items()
+                f"data.{name}.{key}": (source, open_by_split(config, source.path))
+                for key, source in own.items()
             }
-        megatron = num_samples if name == "train" and config.order == "megatron" else 0
-        source_splits[name] = tuple(
-            _source_split(config, key, settings, sources, name, seed, megatron)
+        found = {
+            key: (settings, sources)
             for key, (settings, sources) in opened.items()
             if sources.get(name) or "all" in sources or own
+        }
+        weights = {key: settings.weight for key, (settings, _) in found.items()}
+        each = plan_sources(config.order, weights, planned[name])
+        source_splits[name] = tuple(
+            _source_split(config, key, settings, sources, name, seed, each.get(key, 0))
+            for key, (settings, sources) in found.items()
         )
     return Splits(
         config=config,
         source_splits=source_splits,
-        **{name: _joined(name, source_splits[name]) for name in SPLITS},
+        **{name: _joined(config, name, source_splits[name], planned[name]) for name in SPLITS},
     )
 
 
@@ -131,29 +148,6 @@ def split_of(config: DataConfig, source: SourceConfig) -> str:
         if own and len(shares) > number:
             shares[number] = "0"
     return ",".join(shares)
-
-
-def _open(config: DataConfig, path: Path) -> dict[str, TokenSource]:
-    """The source of each split where the names of its files say so, else one under "all"."""
-    by_split = shards_by_split(path)
-    if len(by_split) == 1:
-        return {"all": _with_documents(config, open_source(path))}
-    return {
-        name: _with_documents(config, open_shards(files, name=f"{path} ({name} files)"))
-        for name, files in by_split.items()
-    }
-
-
-def _with_documents(config: DataConfig, source: TokenSource) -> TokenSource:
-    if not len(source.tokens):
-        raise DataError("holds no tokens", where=source.name, fix="Leave it out, or build it again.")
-    if isinstance(source, FlatShards) and (config.tokenizer or config.opening_id is not None):
-        opening = config.opening_id
-        if opening is None and config.tokenizer:
-            opening = load_tokenizer(config.tokenizer).end_of_document_id
-        paths = [shard.path for shard in source.shards]
-        return FlatShards(paths, end_of_document_id=opening, name=source.name)
-    return source
 
 
 def _source_split(
@@ -169,7 +163,9 @@ def _source_split(
     source = sources.get("all") or sources.get(name) or sources["train"]
     documents = None
     if not own and "all" in sources:
-        documents = split_ranges(split_of(config, settings), source.num_documents)[name]
+        cumulative = config.order == "megatron_core"
+        ranges = split_ranges(split_of(config, settings), source.num_documents, cumulative=cumulative)
+        documents = ranges[name]
     samples = None
     if settings.weight != 0:
         samples = _samples(config, source, documents, f"{source.name} ({name})", seed, megatron_samples)
@@ -199,8 +195,10 @@ def _samples(
     )
 
 
-def _joined(name: str, source_splits: Sequence[SourceSplit]) -> Samples | None:
-    """The samples of a split, of one source or several."""
+def _joined(
+    config: DataConfig, name: str, source_splits: Sequence[SourceSplit], planned: int
+) -> Samples | None:
+    """The samples of a split, of one source or several; ``planned`` in Megatron-LM's order, 0 for another."""
     taken = [given for given in source_splits if given.samples]
     for given in source_splits:
         if taken and not given.samples and given.config.weight != 0:
@@ -209,7 +207,11 @@ def _joined(name: str, source_splits: Sequence[SourceSplit]) -> Samples | None:
     if len(taken) <= 1:
         return taken[0].samples if taken else None
     samples = [given.samples for given in taken if given.samples]
-    return MixtureDataset(samples, [given.weight for given in taken], name=f"mixture ({name})")
+    turns: Turns = Interleaving([given.weight for given in taken])
+    if planned:
+        sizes = [one.num_samples for one in samples]
+        turns = blend(config.order, [given.config.weight for given in taken], sizes, planned, split=name)
+    return MixtureDataset(samples, turns, name=f"mixture ({name})")
 
 
 def require_plan(
@@ -271,6 +273,7 @@ def _source_plan(config: DataConfig, given: SourceSplit) -> SourcePlan:
         weight=weight,
         max_epochs=given.config.max_epochs,
         packed_samples=given.samples.num_samples if packed and given.samples else 0,
+        cumulative=config.order == "megatron_core",
     )
 
 

@@ -60,6 +60,7 @@ def build_tokens(
     *,
     keys: Sequence[str] = ("text",),
     append_end_of_document: bool = True,
+    begin_ids: tuple[int, ...] = (),
     workers: int | None = None,
     bad_records: BadRecordPolicy | None = None,
     ray: RayRunner | None = None,
@@ -76,6 +77,7 @@ def build_tokens(
         tokenizer: Its folder is written beside.
         keys: Fields to tokenize, each into files of its own; text files are read only with one key.
         append_end_of_document: Whether each document is closed by the end-of-document id.
+        begin_ids: What each document begins with.
         workers: Processes; None for one on each core, 0 for none.
         bad_records: What to do with malformed records.
         ray: Do the parts on a Ray cluster instead.
@@ -86,7 +88,8 @@ def build_tokens(
         MachineError: Another build of this prefix is under way, the disk is full, a worker was killed.
     """
     began = time.monotonic()
-    build = Build(sources, prefix, tokenizer, keys, append_end_of_document, bad_records or BadRecordPolicy())
+    policy = bad_records or BadRecordPolicy()
+    build = Build(sources, prefix, tokenizer, keys, append_end_of_document, policy, begin_ids)
     if counts := build.finished():
         seconds = time.monotonic() - began
         return TokensReport(prefixes=build.prefixes, counts=counts, reused=True, seconds=seconds)

@@ -5,7 +5,7 @@ import errno
 from collections.abc import Sequence
 from pathlib import Path
 
-from groundup.core.errors import ConfigError, DataError, MachineError
+from groundup.core.errors import DataError, MachineError
 from groundup.core.executor.tasks import AnyRunner, Markers, Task, pending
 from groundup.core.files import require_free_space, unfinished
 from groundup.core.lock import locked
@@ -14,7 +14,7 @@ from groundup.core.manifest import describe_files, fingerprint, write_manifest
 from groundup.corpus.bad_records import BadRecordPolicy, BadRecords, summary_of
 from groundup.corpus.recorded import CorpusManifests
 from groundup.corpus.source_ranges import Part, cut_into_parts
-from groundup.corpus.sources import COMPRESSED_ENDINGS, SourceFile, find_source_files, form_of
+from groundup.corpus.sources import COMPRESSED_ENDINGS, find_source_files
 from groundup.tokens.dataset.dataset_manifest import (
     TokensAbout,
     TokensCounts,
@@ -27,6 +27,7 @@ from groundup.tokens.dataset.document_sources import document_sources_path
 from groundup.tokens.dataset.indexed import bin_path, idx_path, token_dtype
 from groundup.tokens.tokenize.do_parts import do_parts
 from groundup.tokens.tokenize.join import COMMAND, FinishedParts
+from groundup.tokens.tokenize.keys import require_forms, require_keys
 from groundup.tokens.tokenize.replacement import require_own_tokenizer, require_replaceable
 from groundup.tokens.tokenize.tokenize_part import TokenizePart
 from groundup.tokens.tokenizer.base import Tokenizer
@@ -50,16 +51,18 @@ class Build:
         keys: Sequence[str],
         append_end_of_document: bool,
         policy: BadRecordPolicy,
+        begin_ids: tuple[int, ...] = (),
     ) -> None:
-        _require_keys(keys)
+        require_keys(keys)
         self.files = find_source_files(sources)
-        _require_forms(self.files, keys)
+        require_forms(self.files, keys)
         self.prefix = prefix
         self.tokenizer = tokenizer
         self.keys = tuple(keys)
         self.policy = policy
         self.dtype = token_dtype(tokenizer.vocab_size)
         self.append = append_end_of_document
+        self.begin_ids = begin_ids
         self.prefixes = {key: prefix.with_name(f"{prefix.name}_{key}_document") for key in keys}
         self.made_from = {
             "sources": fingerprint(
@@ -71,6 +74,7 @@ class Build:
             "append_end_of_document": append_end_of_document,
             "end_of_document_id": tokenizer.end_of_document_id,
             "bad_records": [policy.action, policy.max_bad],
+            **({"begin_ids": begin_ids} if begin_ids else {}),
         }
         self.prints = {key: fingerprint([self.made_from, settings, key, list(keys)]) for key in keys}
         self.parts_dir = prefix.with_name(f"{prefix.name}_parts")
@@ -129,6 +133,7 @@ class Build:
                 self.append,
                 list(self.keys),
                 self._keeps_bad,
+                *self.begin_ids,
             ]
         )
         self.tasks = [
@@ -176,7 +181,13 @@ class Build:
         for task in tasks:
             self.markers.clear(task)
         work = TokenizePart(
-            self.tokenizer, self.keys, self.append, str(self.dtype), self.parts_dir, self._keeps_bad
+            self.tokenizer,
+            self.keys,
+            self.append,
+            str(self.dtype),
+            self.parts_dir,
+            self._keeps_bad,
+            self.begin_ids,
         )
         do_parts(tasks, work, self.markers, runner, policy=self.policy)
 
@@ -278,22 +289,3 @@ class Build:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             logger.warning("%s holds other files: left there", self.parts_dir)
-
-
-def _require_keys(keys: Sequence[str]) -> None:
-    if not keys or len(set(keys)) != len(keys) or any(not key or "/" in key for key in keys):
-        raise ConfigError(
-            f"{' '.join(keys) or 'nothing'} is not a list of different field names",
-            where="--key",
-            fix="Give e.g. --key text.",
-        )
-
-
-def _require_forms(files: Sequence[SourceFile], keys: Sequence[str]) -> None:
-    for file in files:
-        if form_of(file.path) in ("text", "html", "warc") and len(keys) > 1:
-            raise ConfigError(
-                "a text file or page has no keys, and several were given",
-                where=file.path,
-                fix="Give one key, or leave text files out.",
-            )

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from groundup.core.executor.tasks import Done, Report
@@ -58,6 +59,7 @@ class TokenizePart:
         dtype: Of the ids.
         folder: Where the pieces go.
         quarantine: Whether bad records are kept.
+        begin_ids: Of each document.
     """
 
     tokenizer: Tokenizer
@@ -66,6 +68,7 @@ class TokenizePart:
     dtype: str
     folder: Path
     quarantine: bool
+    begin_ids: tuple[int, ...] = ()
 
     def __call__(self, part: Part, report: Report) -> Done:
         """Does a part."""
@@ -113,7 +116,8 @@ class TokenizePart:
 
     def _encode(self, text: str) -> npt.NDArray[Any]:
         try:
-            return self.tokenizer.encode_array(text)
+            ids = self.tokenizer.encode_array(text)
+            return np.concatenate([np.array(self.begin_ids, ids.dtype), ids]) if self.begin_ids else ids
         except BaseException as error:
             if not _is_of_the_text(error):
                 raise

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from groundup.core.errors import DataError
+from groundup.core.files import atomic_write
 from groundup.core.manifest import fingerprint
 from groundup.core.vocabulary import not_in_vocabulary
 from groundup.tokens.tokenizer.bpe import (
@@ -105,6 +106,7 @@ class HuggingFaceTokenizer:
         end_of_document: A token of its vocabulary.
         where: The file, for messages.
         settings: The ``tokenizer_config.json`` beside it, kept for ``save``.
+        model_file: The ``tokenizer.model`` beside it, likewise: some readers of Llamas take no other file.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class HuggingFaceTokenizer:
         end_of_document: str,
         where: Path,
         settings: Mapping[str, Any] | None = None,
+        model_file: bytes | None = None,
     ) -> None:
         import tokenizers
 
@@ -126,6 +129,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.encode_special_tokens = True  # specials written in a text are ordinary text
         self._document = document
         self._settings = settings
+        self._model_file = model_file
         self._end_of_document = end_of_document
         number = self._tokenizer.token_to_id(end_of_document)
         if number is None:
@@ -186,7 +190,10 @@ class HuggingFaceTokenizer:
         return bytes(written.replace("\u2581", " ").encode())
 
     def save(self, folder: Path) -> None:
-        """Writes ``tokenizer.json`` and ``tokenizer_config.json``."""
+        """Writes ``tokenizer.json``, ``tokenizer_config.json`` and a ``tokenizer.model`` that came along."""
+        if self._model_file is not None:
+            with atomic_write(folder / "tokenizer.model") as file:
+                file.write(self._model_file)
         write_tokenizer(folder, self._document, self._settings, self._end_of_document)
 
 

@@ -24,6 +24,7 @@ from groundup.tokens.tokenizer.gpt2 import (
 from groundup.tokens.tokenizer.huggingface import HuggingFaceTokenizer, byte_level_bpe
 from groundup.tokens.tokenizer.sentencepiece import SentencePieceTokenizer
 from groundup.tokens.tokenizer.tiktoken import is_rank_file, named_encoding, read_rank_file
+from groundup.tokens.tokenizer.word_list import named_integers, read_word_list
 
 _OF_CHECKPOINTS = ("tokenizer", "checkpoints/latest/tokenizer")
 _GET_AGAIN = "Get the file again, or train a tokenizer with `groundup tokenizer train`."
@@ -52,7 +53,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
               (``.tiktoken``, Llama 3's ``tokenizer.model``);
             - ``gpt2`` (also ``GPT2BPETokenizer``): from this machine, else downloaded once and verified;
             - ``tiktoken:cl100k_base`` and tiktoken's other names;
-            - ``bytes``: each byte is its id, and ``<|endoftext|>`` is 256.
+            - ``bytes``: each byte is its id, and ``<|endoftext|>`` is 256;
+            - ``none:50257``: so many ids that are no text; the last ends a document.
 
     Raises:
         DataError: Nothing of this kind is there, or a file is malformed.
@@ -159,6 +161,10 @@ def _from_name(path: Path) -> Tokenizer:
             alphabet = {character: byte for byte, character in enumerate(byte_characters())}
             bpe = ByteLevelBpe(vocab=alphabet, merges=[], specials={_ENDS_OF_DOCUMENT[0]: 256})
             return ByteLevelTokenizer(bpe, end_of_document=_ENDS_OF_DOCUMENT[0])
+        case ("none", _, _):
+            return named_integers(name)
+        case ("NullTokenizer", "", ""):
+            raise DataError("has no files", where=name, fix="Say how many ids there are: none:50257, say.")
         case (str(kind), "", "") if kind.endswith("Tokenizer"):
             raise DataError(
                 "a kind of tokenizer in Megatron-LM, not a tokenizer",
@@ -169,7 +175,7 @@ def _from_name(path: Path) -> Tokenizer:
         "no such tokenizer",
         where=name,
         fix="Give a folder or file, or one of the names gpt2, bytes, tiktoken:cl100k_base,"
-        " tiktoken:o200k_base; or train one with `groundup tokenizer train`.",
+        " tiktoken:o200k_base, none:SIZE; or train one with `groundup tokenizer train`.",
     )
 
 
@@ -181,9 +187,11 @@ def _from_json(path: Path) -> Tokenizer:
             where=path,
             fix="Give the folder, or GPT-2's two files as --vocab-file and --merge-file.",
         )
+    specials = _added_tokens(document, path)
+    if words := read_word_list(document):
+        return words
     beside = path.with_name("tokenizer_config.json")
     settings: dict[str, Any] | None = read_json(beside) if beside.is_file() else None
-    specials = _added_tokens(document, path)
     end = _end_of_document(settings or {}, specials, path)
     try:
         bpe = byte_level_bpe(document)
@@ -193,7 +201,11 @@ def _from_json(path: Path) -> Tokenizer:
         ) from None
     if bpe is not None and end in bpe.specials:
         return _byte_level(bpe, end, path, document, settings)
-    return HuggingFaceTokenizer(document, end_of_document=end, where=path, settings=settings)
+    model = path.with_name("tokenizer.model")
+    model_file = model.read_bytes() if model.is_file() else None
+    return HuggingFaceTokenizer(
+        document, end_of_document=end, where=path, settings=settings, model_file=model_file
+    )
 
 
 def _added_tokens(document: dict[str, Any], path: Path) -> dict[str, int]:

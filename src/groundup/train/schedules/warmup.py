@@ -1,13 +1,35 @@
 """Length of the warm-up, in which the learning rate rises linearly from 0 to its peak."""
 
-from collections.abc import Callable
+import dataclasses
 from typing import Annotated, Literal
 
 from groundup.core.config import ByKind, config
 from groundup.core.config_class import NotNegative, NotNegativeFloat, Probability
+from groundup.tokens.sampling.batch_ramp import BatchSizes
 
-StepsOfTokens = Callable[[float], float]
-"""Returns the steps, fractions included, in which a run trains on its first so many tokens."""
+ScheduleUnit = Literal["steps", "samples"]
+"""What a schedule counts."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LengthIn:
+    """Lengths in the unit that a schedule counts."""
+
+    unit: ScheduleUnit
+    batch_sizes: BatchSizes
+    sequence_length: int
+
+    def steps(self, steps: int) -> float:
+        """Length of the first so many steps."""
+        return steps if self.unit == "steps" else self.batch_sizes.after(steps)
+
+    def samples(self, samples: float) -> float:
+        """Length of the first so many samples."""
+        return self.batch_sizes.steps_to(samples) if self.unit == "steps" else samples
+
+    def tokens(self, tokens: float) -> float:
+        """Length of the first so many tokens."""
+        return self.samples(tokens / self.sequence_length)
 
 
 @config
@@ -17,9 +39,9 @@ class Steps:
     kind: Literal["steps"] = "steps"
     steps: NotNegative = 0
 
-    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
-        """Length of the warm-up in steps."""
-        return self.steps
+    def length(self, horizon: float, unit: LengthIn) -> float:
+        """Length of the warm-up."""
+        return unit.steps(self.steps)
 
 
 @config
@@ -29,9 +51,9 @@ class Fraction:
     kind: Literal["fraction"] = "fraction"
     fraction: Probability = 0.01
 
-    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
-        """Length of the warm-up in steps."""
-        return self.fraction * horizon_steps
+    def length(self, horizon: float, unit: LengthIn) -> float:
+        """Length of the warm-up."""
+        return self.fraction * horizon
 
 
 @config
@@ -41,9 +63,21 @@ class Tokens:
     kind: Literal["tokens"] = "tokens"
     tokens: NotNegativeFloat = 0.0
 
-    def in_steps(self, horizon_steps: int, steps_of_tokens: StepsOfTokens) -> float:
-        """Length of the warm-up in steps."""
-        return steps_of_tokens(self.tokens)
+    def length(self, horizon: float, unit: LengthIn) -> float:
+        """Length of the warm-up."""
+        return unit.tokens(self.tokens)
 
 
-Warmup = Annotated[Steps | Fraction | Tokens, ByKind]
+@config
+class Samples:
+    """A number of training samples."""
+
+    kind: Literal["samples"] = "samples"
+    samples: NotNegative = 0
+
+    def length(self, horizon: float, unit: LengthIn) -> float:
+        """Length of the warm-up."""
+        return unit.samples(self.samples)
+
+
+Warmup = Annotated[Steps | Fraction | Tokens | Samples, ByKind]

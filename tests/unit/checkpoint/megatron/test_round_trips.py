@@ -55,6 +55,16 @@ def test_any_layout_and_naming_comes_back(
     assert found.tokenizer.fingerprint == ours.tokenizer.fingerprint
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_part_of_a_tensor_is_read_as_of_any_format(name: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tiny_model(name), tmp_path / name, tp=2, pp=2, names="core")
+    for tensor in open_megatron(folder).weights.values():
+        half = tuple(max(1, length // 2) for length in tensor.shape)
+        offset = tuple(length - part for length, part in zip(tensor.shape, half, strict=True))
+        expected = tensor.read()[tuple(slice(begin, None) for begin in offset)]
+        assert torch.equal(tensor.part(offset, half), expected)
+
+
 def test_four_ranks_of_tensor_parallelism(tmp_path: Path) -> None:
     ours = as_lazy(tiny_model("gpt2"))
     write_megatron(ours, tmp_path / "out", tp=4, pp=2)

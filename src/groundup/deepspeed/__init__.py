@@ -1,0 +1,1 @@
+"""DeepSpeed's JSON config as settings of groundup, with what has no counterpart here."""

@@ -1,0 +1,1 @@
+"""The rehearsal: a user's own run, shrunk, through every stage on this machine."""

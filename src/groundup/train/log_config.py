@@ -1,0 +1,33 @@
+"""How often a run reports, and in which words, as a config."""
+
+from pathlib import Path
+from typing import Literal
+
+from groundup.core.config import config
+from groundup.core.config_class import Positive
+
+LogStyle = Literal["groundup", "megatron", "megatron_2023", "megatron_core"]
+
+
+@config
+class LogConfig:
+    """How often the run reports, and where.
+
+    Attributes:
+        interval: Steps between log lines (and records of ``metrics.jsonl``).
+        tensorboard: Also write TensorBoard events.
+        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
+        style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
+            those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
+            a GPU), "megatron_2023" or "megatron_core" (2026).
+    """
+
+    interval: Positive = 10
+    tensorboard: bool = False
+    tensorboard_dir: Path | None = None
+    style: LogStyle = "groundup"
+
+    def __post_init__(self) -> None:
+        """Refuses a folder for events that are not written."""
+        if self.tensorboard_dir is not None and not self.tensorboard:
+            raise ValueError("tensorboard_dir goes with tensorboard=true")
