@@ -257,8 +257,8 @@ def _write(rows: list[dict[str, Any]], of_megatron: list[dict[str, Any]]) -> Non
         "## Megatron-LM's own figures",
         "",
         "GPT-2 345M in fp16 with eager attention, MiB of a GPU as published, and by `groundup plan"
-        " --formula megatron`, which leaves out the CUDA context, NCCL and what the allocator keeps for later."
-        " The micro-batch of the runs on four GPUs was not published: 1 is that of the run on one.",
+        " --formula megatron`, which leaves out the CUDA context, NCCL and what the allocator keeps for"
+        " later. The micro-batch of the runs on four GPUs was not published: 1 is that of the run on one.",
         "",
         "| what | published | formula | ratio |",
         "|---|---|---|---|",

@@ -88,6 +88,8 @@ def put_batches(settings: Settings, dp: int) -> tuple[BatchSizes, int]:
     if not steps:
         steps = sizes.steps_within(samples)
         settings.put("num_steps", steps, "train_samples", "global_batch_size")
+        if given["dataloader_type"] != "cyclic":
+            settings.put("data.planned_samples", samples, "train_samples")
     _put_pipeline(settings, micro_batches=full // (micro * dp))
     return sizes, steps
 

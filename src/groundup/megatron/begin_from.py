@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import detect_format
+from groundup.checkpoint.formats import FORMATS, detect_format
 from groundup.checkpoint.megatron.optimizer import has_optimizer
 from groundup.checkpoint.megatron.ranks import (
     RELEASE,
@@ -33,7 +33,7 @@ class Beginning:
 
     Attributes:
         run_dir: It may hold a run already, which then goes on.
-        path: A checkpoint; None for random weights, or where the run goes on.
+        path: The checkpoint that the run begins, or once began with; None for random weights.
         state: Whether with the optimizer's state and the step.
         args: Megatron-LM's of that checkpoint, or none.
         newest: The checkpoint in the run folder from which the run goes on; None where it begins.
@@ -81,7 +81,9 @@ def find_beginning(given: Given) -> Beginning:
             raise refusal(f"--finetune begins a run, and {save} holds one", "Name another --save.")
         if not is_same:
             logger.info("%s holds a run of step %d, which goes on", save, step_of(own))
-        return Beginning(own.parents[1], newest=own)
+        began = read_checkpoint_manifest(own).about.config["start"]
+        path = Path(began["path"]) if began["path"] else None
+        return Beginning(own.parents[1], path, began["state"], newest=own)
     if theirs is not None and not is_same:
         raise refusal(
             f"{save} holds checkpoints of Megatron-LM, which this run would replace",
@@ -100,7 +102,7 @@ def _begin_with(given: Given, load: Path, run_dir: Path) -> Beginning:
     own = _newest_run(load)
     if own and step_of(own) >= (_iteration_of(load) or 0):
         return Beginning(run_dir, own, not weights_alone)
-    if not load.is_dir() or not any(load.iterdir()) or (_is_bare(load) and own is None):
+    if not load.exists() or (load.is_dir() and not any(entry.codec.detect(load) for entry in FORMATS)):
         if pretrained := given["pretrained_checkpoint"]:
             return _of_checkpoint(Path(pretrained), run_dir, weights_alone=True)
         if given["exit_on_missing_checkpoint"]:
@@ -130,15 +132,18 @@ def _has_state(first: Rank) -> bool:
     return False
 
 
-def model_args(beginning: Beginning, load: object) -> dict[str, Any]:
+def model_args(beginning: Beginning, load: Path) -> dict[str, Any]:
     """The flags of the model as the checkpoint has them, for ``--use-checkpoint-args``.
 
     Raises:
         CheckpointError: It has none.
     """
+    args = beginning.args
+    if not args and _iteration_of(load) is not None:  # beside our own run
+        args = open_ranks(checkpoint_folder(load)).first.args
     found = {
         name: value
-        for name, value in beginning.args.items()
+        for name, value in args.items()
         if name in MODEL_NAMES and isinstance(value, int | float | str)
     }
     if not found:
@@ -167,11 +172,6 @@ def _iteration_of(folder: Path) -> int | None:
         return None
     name = checkpoint_folder(folder).name
     return 0 if name == RELEASE else int(name.removeprefix("iter_"))
-
-
-def _is_bare(folder: Path) -> bool:
-    """Whether a folder holds nothing but what a run that was not saved yet has left."""
-    return all(child.name.startswith((_RUN, "tokenizer", ".")) for child in folder.iterdir())
 
 
 def _free_run(save: Path) -> Path:

@@ -4,16 +4,18 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.core.config import Resolved, from_tree
 from groundup.core.config_sources import Tree
 from groundup.launch.env import RankInfo
 from groundup.megatron.batch_flags import put_batches, put_layout, put_schedule
-from groundup.megatron.begin_from import find_beginning, model_args
+from groundup.megatron.begin_from import Beginning, find_beginning, model_args
 from groundup.megatron.data_flags import put_data
 from groundup.megatron.model_flags import put_model
 from groundup.megatron.parse_flags import parse_flags
 from groundup.megatron.run_flags import put_checkpoints, put_memory, put_optimizer, put_reports
 from groundup.megatron.setting_tree import Settings
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.init_weights import open_start
 
@@ -57,19 +59,15 @@ def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretrainin
     """
     given = parse_flags(words)
     beginning = find_beginning(given)
-    if given["use_checkpoint_args"] and beginning.path is not None:
-        given = given.with_values(model_args(beginning, given["load"]), "--use-checkpoint-args")
+    if given["use_checkpoint_args"] and given["load"] and (beginning.path or beginning.newest):
+        given = given.with_values(model_args(beginning, Path(given["load"])), "--use-checkpoint-args")
     settings = Settings(given)
     settings.copy_plain()
     dp = put_layout(settings, rank)
     sizes, num_steps = put_batches(settings, dp)
     beginning = beginning.of_length(num_steps)
     tokenizer = put_data(settings, Path(given["save"]))
-    vocab_size, source = tokenizer.vocab_size, "the tokenizer"
-    if beginning.path is not None:  # whose model may have more ids than the tokenizer
-        vocab_size = open_start(beginning.path, tokenizer).config.vocab_size
-        source = f"the model of {beginning.path}"
-    model = put_model(settings, vocab_size, source)
+    model = put_model(settings, *_vocabulary(beginning, tokenizer))
     put_optimizer(settings)
     put_schedule(settings, sizes, num_steps)
     put_memory(settings)
@@ -77,3 +75,20 @@ def read_pretrain_gpt(words: Sequence[str], rank: RankInfo | None) -> Pretrainin
     put_checkpoints(settings, model, beginning, num_steps)
     deepspeed = Path(given["deepspeed_config"]) if given["deepspeed_config"] else None
     return Pretraining(settings.tree, settings.origins, deepspeed, given["max_restarts"])
+
+
+def _vocabulary(beginning: Beginning, tokenizer: Tokenizer) -> tuple[int, str]:
+    """The number of ids of the model, and what has so many.
+
+    A run that goes on from Megatron-LM's state keeps the rows that fill up the vocabulary, which its loss
+    counts; one that was written here for Megatron-LM says how many ids there truly are.
+    """
+    if beginning.newest is not None:
+        model = read_checkpoint_manifest(beginning.newest).about.config["model"]
+        return model["vocab_size"], f"the run in {beginning.run_dir}"
+    if beginning.path is None:
+        return tokenizer.vocab_size, "the tokenizer"
+    rows = beginning.args.get("padded_vocab_size")
+    if beginning.state and isinstance(rows, int) and "true_vocab_size" not in beginning.args:
+        return rows, f"{beginning.path}, with the rows that fill it up"
+    return open_start(beginning.path, tokenizer).config.vocab_size, f"the model of {beginning.path}"

@@ -69,8 +69,6 @@ def put_reports(settings: Settings) -> None:
     batches = 0 if given["full_validation"] else given["eval_iters"] * micro_batches
     settings.put("validation.num_batches", batches, "eval_iters", "global_batch_size", "full_validation")
     settings.put("log.style", _STYLES[given.generation], source=given.of_generation)
-    if given["tensorboard_dir"]:
-        settings.put("log.tensorboard", True, "tensorboard_dir")
 
 
 def put_checkpoints(settings: Settings, model: ModelConfig, beginning: Beginning, num_steps: int) -> None:

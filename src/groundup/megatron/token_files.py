@@ -67,7 +67,7 @@ def named_tokenizer(given: argparse.Namespace) -> tuple[Tokenizer, tuple[int, ..
         raise ConfigError(
             f"there is no {kind}",
             where="--tokenizer-type",
-            fix=f"Choose {', '.join((_OF_GPT2, *_OF_MODEL))} or {_BARE_IDS}.",
+            fix=f"Choose {', '.join((_OF_GPT2, *_OF_MODEL))} or {OF_BARE_IDS}.",
         )
     path = given.tokenizer_model
     if path is None:

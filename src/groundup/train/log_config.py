@@ -15,8 +15,8 @@ class LogConfig:
 
     Attributes:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
-        tensorboard: Also write TensorBoard events.
-        tensorboard_dir: Where to; None for ``tensorboard`` in the run folder.
+        tensorboard: Also write TensorBoard events to the run folder.
+        tensorboard_dir: Also write them, to this folder instead.
         style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
             those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
             a GPU), "megatron_2023" or "megatron_core" (2026).
@@ -26,8 +26,3 @@ class LogConfig:
     tensorboard: bool = False
     tensorboard_dir: Path | None = None
     style: LogStyle = "groundup"
-
-    def __post_init__(self) -> None:
-        """Refuses a folder for events that are not written."""
-        if self.tensorboard_dir is not None and not self.tensorboard:
-            raise ValueError("tensorboard_dir goes with tensorboard=true")

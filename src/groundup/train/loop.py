@@ -59,9 +59,7 @@ def train(
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
-        tensorboard=config.log.tensorboard_dir or config.run_dir / "tensorboard"
-        if config.log.tensorboard
-        else None,
+        tensorboard=_events_dir(config),
         mute=not run.mesh.is_first,
     )
     report = Report(run, metrics)
@@ -124,6 +122,12 @@ def _train(
         if config.eval.every:
             score(run, metrics, score_tasks)
         return validate_at_the_end(run, metrics, evaluate)
+
+
+def _events_dir(config: TrainConfig) -> Path | None:
+    """Folder of TensorBoard's events; None for none."""
+    own = config.run_dir / "tensorboard" if config.log.tensorboard else None
+    return config.log.tensorboard_dir or own
 
 
 def _due(step: int, interval: int) -> bool:

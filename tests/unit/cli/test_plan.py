@@ -91,7 +91,7 @@ def test_what_is_refused(words, error, said):
 
 
 def test_data_that_is_not_there_is_refused_with_a_way_around():
-    with pytest.raises(DataError, match="data: no such token files.* --no-data"):
+    with pytest.raises(DataError, match=r"data: no such token files.* --no-data"):
         run(["plan", *MEDIUM[:-1]])
 
 

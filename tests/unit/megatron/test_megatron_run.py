@@ -135,6 +135,10 @@ def test_one_checkpoint_of_several_and_the_model_from_it(capsys):
     printed = capsys.readouterr().out
     assert "hidden_size: 32" in printed and "# --use-checkpoint-args (hidden_size)" in printed
     assert "path: given/iter_0000002" in printed
+    megatron(
+        "pretrain_gpt", *flags, "--save", "ck", "--load", "ck", "--use-checkpoint-args", "--print-config"
+    )
+    assert "hidden_size: 32" in capsys.readouterr().out
 
 
 def test_what_is_not_there(capsys, caplog):
@@ -143,6 +147,8 @@ def test_what_is_not_there(capsys, caplog):
     assert "--load nowhere holds no checkpoint: the run begins with random weights" in caplog.text
     with pytest.raises(CheckpointError, match="--load nowhere: holds no checkpoint"):
         pretrain("--save", "new", "--load", "nowhere", "--exit-on-missing-checkpoint")
+    with pytest.raises(CheckpointError, match="holds no usable checkpoint"):
+        pretrain("--save", "new", "--load", "data_text_document.idx")
     pretrain("--save", "new", "--load", "nowhere", "--pretrained-checkpoint", "ck", "--print-config")
     assert "state: false" in capsys.readouterr().out
 

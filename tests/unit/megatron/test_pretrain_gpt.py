@@ -168,7 +168,6 @@ WORKFLOWS = {
             "warmup.steps": 2000,
             "optimizer.weight_decay": 0.1,
             "data.split": "969,30,1",
-            "log.tensorboard": True,
             "log.tensorboard_dir": "tb",
             "validation.num_batches": 160,
         },
@@ -303,6 +302,7 @@ def test_lengths_in_samples():
     flags = BASE.replace("--train-iters 100", "--train-samples 805 --lr-decay-samples 1600")
     found = settings_of(f"{flags} --lr-warmup-samples 64")
     assert (found["num_steps"], found["schedule_samples"], found["warmup.samples"]) == (100, 1600, 64)
+    assert found["data.planned_samples"] == 805
     assert settings_of(flags.replace(" --lr-decay-samples 1600", ""))["schedule_samples"] == 805
 
 
