@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test lint format bench clean help
+.PHONY: quickstart test test-examples test-exhaustive lint format bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
 	@echo "make test        install, then run all tests"
+	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
 	@echo "make bench       measure training speed against other loops (about 40 minutes)"
 
@@ -32,6 +33,9 @@ quickstart: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-examples: $(VENV)/.dev
+	$(BIN)/python -m pytest -m example
 
 test-exhaustive: $(VENV)/.dev
 	$(BIN)/python -m pytest -m exhaustive

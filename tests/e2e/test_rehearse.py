@@ -11,7 +11,7 @@ from tests.runs import make_data
 RUN = ("preset=tiny", "run_dir=runs/a", "model.num_heads=2")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.example
 def test_every_stage_of_a_run_is_rehearsed(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = make_data(tmp_path)
@@ -24,14 +24,14 @@ def test_every_stage_of_a_run_is_rehearsed(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "out/huggingface/config.json").is_file()
 
 
-@pytest.mark.exhaustive
+@pytest.mark.example
 def test_the_guides_command_runs(tmp_path):
     (command,) = commands("docs/guides/rehearsal.md")
     assert "All 9 stages work" in run_shell(command, tmp_path, fresh=True)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.example
 def test_a_stage_that_fails_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stages = "[{kind: import}, {kind: clean, filters: [{kind: length, min_words: 100000}]}]"

@@ -36,9 +36,6 @@ def add_tokenizer_flags(parser: ScriptParser) -> None:
         "--tokenizer-model", "--tokenizer-name-or-path", type=Path, metavar="PATH",
         help="SentencePiece's tokenizer.model, or a Hugging Face folder",
     )  # fmt: skip
-    parser.add_argument(
-        "--vocab-size", type=int, default=786, metavar="N", help="NullTokenizer's, without its end"
-    )
 
 
 def named_tokenizer(given: argparse.Namespace) -> tuple[Tokenizer, tuple[int, ...]] | None:
@@ -61,7 +58,9 @@ def named_tokenizer(given: argparse.Namespace) -> tuple[Tokenizer, tuple[int, ..
             raise ConfigError("--vocab-file and --merge-file go together", where=f"--tokenizer-type {kind}")
         files = (given.vocab_file, given.merge_file)
         return (load_gpt2_files(*files) if given.vocab_file else load_tokenizer("gpt2")), ()
-    if kind == OF_BARE_IDS:
+    if kind == OF_BARE_IDS:  # the end of a document is one id more, as in 992da75
+        if given.vocab_size is None:
+            raise ConfigError("of how many ids", where=f"--tokenizer-type {kind}", fix="Add --vocab-size N.")
         return load_tokenizer(f"none:{given.vocab_size + 1}"), ()
     if kind not in _OF_MODEL:
         raise ConfigError(

@@ -52,7 +52,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         _begin_average(state)
     elif config.start.state:
         found = detect_format(path)
-        stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size, moments=True)
+        stored = open_start(path, tokenizer, moments=True, vocab_size=config.model.vocab_size)
         if found.keeps_run:
             _require_tokenizer(stored, tokenizer)
             state.restore(resolve_checkpoint(path), config, mesh)
@@ -162,15 +162,14 @@ def open_start(
     path: Path,
     tokenizer: Tokenizer | None = None,
     *,
-    vocab_size: int | None = None,
     moments: bool = False,
+    vocab_size: int | None = None,
 ) -> LazyModel:
     """Opens the model that a run is to begin with, of any format.
 
     Args:
         path: As ``start.path``.
         tokenizer: For a model that comes without one.
-        vocab_size: Rows of the vocabulary to keep, of a format that has more; None for the true ones.
         moments: Whether to open the optimizer's state too.
 
     Raises:
@@ -178,8 +177,8 @@ def open_start(
         NoTokenizer: It has no tokenizer, and none is given.
     """
     found = detect_format(path)
-    options: dict[str, Any] = {"vocab_size": vocab_size, "moments": moments or None}
-    options = {key: value for key, value in options.items() if key in found.open_options and value}
+    wanted: dict[str, Any] = {"moments": moments or None, "vocab_size": vocab_size}
+    options = {name: wanted[name] for name in wanted.keys() & found.open_options if wanted[name] is not None}
     try:
         return found.codec.open(path, **options)
     except NoTokenizer:
