@@ -6,18 +6,7 @@ S (n - 1) / n, a message its size. Writes ``results/communication.json`` and ``r
 
     python benchmarks/communication.py
 
-Formulas, for P weights of 4 bytes, a stream of s = 4 B T D bytes a micro-batch, m micro-batches, L layers:
-
-- data parallelism and ZeRO 1: 2 P (n - 1) / n once a step; ZeRO 2 the scattered half for each micro-batch
-  (Rajbhandari et al. 2019, arXiv:1910.02054, section 7); gradients in bf16 count half;
-- ZeRO 3: gathered in the forward and the backward pass and scattered: 3 P (n - 1) / n for each micro-batch;
-  what no layer has (embedding, final norm, head) is gathered once for both;
-- tensor with sequence parallelism: 4 gathers and 4 scatters of s for each layer and micro-batch (Korthikanti
-  et al. 2022, arXiv:2205.05198, section 4.2.2), one of each for embedding and final norm;
-- pipeline: s forward and s back for each border of stages and micro-batch, on average over the ranks
-  2 s m (pp - 1) / pp; a tied embedding is all-reduced between the ends;
-- context: keys and values gathered and their gradients scattered for each layer and micro-batch, 4 s cp in
-  all, and gradients averaged as in data parallelism.
+The formulas are those of ``src/groundup/plan/traffic.py``.
 """
 
 import dataclasses
@@ -102,35 +91,23 @@ def _group_size(arguments: dict[str, Any]) -> int:
 
 
 def expected(layout: Any, model: Any) -> float:
-    """Bytes a rank sends in a step, by the formulas above, on average over ranks."""
-    from groundup.models import build_model
+    """Bytes a rank sends in a step, by the formulas of ``groundup plan``."""
+    from groundup.parallel.activation_checkpointing import Recompute
+    from groundup.plan.layer_memory import MicroBatch
+    from groundup.plan.rank_memory import Step
+    from groundup.plan.traffic import bytes_sent
+    from groundup.train.optim import Sgd
 
-    whole = build_model(model, device="meta")
-    sizes = {name: 4 * parameter.numel() for name, parameter in whole.named_parameters()}
-    of_layers = sum(size for name, size in sizes.items() if name.startswith("layers."))
-    weights = sum(sizes.values())
-    ends = weights - of_layers
-    stream = 4.0 * MICRO_BATCH * LENGTH * WIDTH
-    n = layout.dp * layout.cp
-    m = MICRO_BATCHES / layout.dp
-    share, of_tensors = (n - 1) / n, (layout.tp - 1) / layout.tp
-    scattered = 0.5 if layout.reduce_dtype == "bf16" else 1  # of the bytes of weights
-    total = 0.0
-    if n > 1 and layout.zero == 3:
-        total += ((2 * of_layers + ends) + scattered * weights) * m * share
-    elif n > 1 and layout.zero == 2:
-        total += (1 + scattered * m) * weights * share
-    elif n > 1 and layout.zero == 1:
-        total += (1 + scattered) * weights * share
-    elif n > 1:
-        total += 2 * scattered * weights * share
-    total += (8 * LAYERS / layout.pp + 4 / layout.pp) * m * stream * of_tensors
-    if layout.pp > 1:
-        total += 2 * m * stream / layout.tp * (layout.pp - 1) / layout.pp
-        total += 2 * sizes["embed.tokens.weight"] / layout.tp / layout.pp  # all-reduced between two ends
-    if layout.cp > 1:
-        total += 4 * LAYERS * m * stream * (layout.cp - 1) / layout.cp
-    return total
+    batch = MicroBatch(rows=MICRO_BATCH, length=LENGTH, tp=layout.tp, cp=layout.cp, itemsize=4, on_gpu=False)
+    step = Step(
+        model=model,
+        optimizer=Sgd(),
+        layout=layout.over(layout.num_ranks),
+        recompute=Recompute(),
+        batch=batch,
+        num_micro_batches=MICRO_BATCHES // layout.dp,
+    )
+    return sum(bytes_sent(step).values())
 
 
 def main() -> None:
@@ -229,7 +206,7 @@ def _write(found: list[Traffic]) -> None:
         "",
         f"GPT-2 of {LAYERS} layers, width {WIDTH}, vocabulary {VOCABULARY} (tied), {MICRO_BATCHES}"
         f" micro-batches of {MICRO_BATCH} x {LENGTH} tokens, fp32, gloo; what a ring sends per rank, whose"
-        " formulas are in `benchmarks/communication.py`. Sums of losses and the softmax over a divided"
+        " formulas are in `src/groundup/plan/traffic.py`. Sums of losses and the softmax over a divided"
         " vocabulary are the rest.",
         "",
         f"torch {machine['torch']}",

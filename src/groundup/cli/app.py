@@ -56,6 +56,7 @@ _VERBS = {
     "tokens fetch": "tokens_files:fetch",
     "tokens plan": "tokens_plan:plan",
     "tokens trace": "tokens_plan:trace",
+    "plan": "plan:plan",
     "train": "train:train",
     "finetune": "train:finetune",
     "doctor": "doctor:doctor",

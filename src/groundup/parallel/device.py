@@ -14,7 +14,7 @@ from groundup.core.errors import MachineError
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-_PEAK_TFLOPS = {
+PEAK_TFLOPS = {
     # Dense 16-bit tensor-core rates with fp32 accumulation, from the makers' data sheets.
     "B200": 2250.0,
     "H200": 989.0,
@@ -65,7 +65,7 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     if device.type != "cuda" or dtype == torch.float32:
         return 0.0
     name = torch.cuda.get_device_name(device)
-    for key, tflops in _PEAK_TFLOPS.items():
+    for key, tflops in PEAK_TFLOPS.items():
         if all(word in name.split() or word in name for word in key.split()):
             return tflops * 1e12
     return 0.0

@@ -41,7 +41,7 @@ def validate_layout(
         ConfigError: It cannot.
     """
     reasons = functools.partial(
-        _reasons,
+        layout_reasons,
         model=model,
         sequence_length=sequence_length,
         batch_sizes=batch_sizes,
@@ -64,7 +64,7 @@ def validate_layout(
     )
 
 
-def _reasons(
+def layout_reasons(
     layout: Layout,
     *,
     model: ModelConfig,

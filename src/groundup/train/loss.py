@@ -13,9 +13,9 @@ from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 IGNORE = -1
 """Target id of a position without a target."""
 
-_ROWS = 2048
+ROWS = 2048
 """Tokens whose logits are held at once in the compute dtype, which bounds the memory of the loss."""
-_SOFTMAX_LOGITS = 1 << 21
+CPU_LOGITS = 1 << 21
 """Logits that a CPU turns into probabilities at once, so that they fit its caches."""
 
 
@@ -72,7 +72,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=torch.float32, device=hidden_MD.device)
         hidden_gradients = []
         head_gradient: Tensor | None = None
-        for rows_CD, targets_C in zip(hidden_MD.split(_ROWS), targets_M.split(_ROWS), strict=True):
+        for rows_CD, targets_C in zip(hidden_MD.split(ROWS), targets_M.split(ROWS), strict=True):
             rows_CD = rows_CD.to(dtype)
             logits_CV = rows_CD @ head.T
             if group is None:
@@ -100,7 +100,7 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, 
     logits_MV[:, vocab_size:] = -torch.inf
     on_cpu = logits_MV.device.type == "cpu"
     quick = on_cpu and not exact and logits_MV.dtype == torch.bfloat16
-    rows = max(32, _SOFTMAX_LOGITS // logits_MV.shape[1]) if on_cpu else len(logits_MV)
+    rows = max(32, CPU_LOGITS // logits_MV.shape[1]) if on_cpu else len(logits_MV)
     loss = torch.zeros((), dtype=torch.float32, device=logits_MV.device)
     for logits_CV, targets_C in zip(logits_MV.split(rows), targets_M.split(rows), strict=True):
         valid_C1 = (targets_C != IGNORE).unsqueeze(1)

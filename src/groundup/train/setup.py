@@ -153,7 +153,7 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     newest = checkpoint_to_continue(
         config, mesh, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
     )
-    state = _empty_state(config, mesh, precision)
+    state = empty_state(config, mesh, precision)
     run = Run(
         config=config,
         device=mesh.device,
@@ -190,7 +190,7 @@ def _prepare_torch(config: TrainConfig, mesh: ParallelMesh) -> None:
     torch.manual_seed(config.seed + mesh.rank)  # of dropout: weights have their own seeds
 
 
-def _empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
+def empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
     """Returns a state with memory for this rank's weights, without values."""
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(

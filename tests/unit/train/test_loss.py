@@ -18,7 +18,7 @@ def inputs(num_tokens, dtype=torch.float64):
 
 @pytest.mark.parametrize("num_tokens", [1, 130, 300])
 def test_equal_to_cross_entropy_over_the_true_vocabulary(monkeypatch, num_tokens):
-    monkeypatch.setattr(loss_module, "_ROWS", 256)
+    monkeypatch.setattr(loss_module, "ROWS", 256)
     hidden, head, targets = inputs(num_tokens)
     expected = torch.nn.functional.cross_entropy(
         hidden @ head[:100].T, targets, ignore_index=IGNORE, reduction="sum"

@@ -15,7 +15,7 @@ from groundup.parallel.dtensor import local
 from groundup.train.config import TrainConfig
 from groundup.train.state import TrainState
 
-_USABLE = 0.92
+USABLE = 0.92
 """Share of a GPU's memory for tensors: the context, NCCL and fragmentation take the rest."""
 
 
@@ -76,7 +76,7 @@ def explained(
 
 def _fix(config: TrainConfig, *, fixed: int, activations: int, capacity: int) -> str:
     """Returns the change that costs least: smaller micro-batches, then recomputation, then sharding."""
-    room = _USABLE * capacity - fixed
+    room = USABLE * capacity - fixed
     if config.micro_batch_size > 1 and not (capacity and room <= 0):
         size = config.micro_batch_size // 2
         while size > 1 and capacity and activations * size / config.micro_batch_size > room:

@@ -1,0 +1,73 @@
+"""From the config of a run to the step that is planned."""
+
+import dataclasses
+from typing import Literal
+
+from groundup.core.errors import ConfigError
+from groundup.parallel.device import choose_device, choose_precision
+from groundup.parallel.layout import Layout
+from groundup.plan.device_table import ACCELERATORS, Accelerator
+from groundup.plan.layer_memory import FP32, MicroBatch
+from groundup.plan.rank_memory import Step
+from groundup.train.config import TrainConfig
+
+PrecisionOf = Literal["fp32", "bf16", "fp16"]
+
+
+def planned_precision(config: TrainConfig, device: Accelerator | None) -> PrecisionOf:
+    """Returns the format of matrix products on the planned device, which need not be here.
+
+    Raises:
+        ConfigError: The device has no such format.
+        MachineError: The run is for this CPU, which has no such format.
+    """
+    if config.device == "cpu":
+        return choose_precision(config.precision, choose_device("cpu")).name
+    has_bf16 = device is None or device.has_bf16
+    if config.precision == "auto":
+        return "bf16" if has_bf16 else "fp16"
+    if config.precision == "bf16" and not has_bf16:
+        others = ", ".join(one.name for one in ACCELERATORS if one.has_bf16)
+        raise ConfigError(
+            f"{device.name if device else ''} has no bf16 units (they came with Ampere)",
+            where="precision bf16",
+            fix=f"Set precision=fp16, or auto, which takes it there. With bf16: {others}.",
+        )
+    return config.precision
+
+
+def step_of_run(config: TrainConfig, layout: Layout, precision: PrecisionOf) -> Step:
+    """Returns the step of most of a run, after any ramp of its batch.
+
+    Args:
+        config: Of the run.
+        layout: Resolved, and checked by ``validate_layout``.
+        precision: Of matrix products.
+    """
+    return Step(
+        model=config.model,
+        optimizer=config.optimizer,
+        layout=layout,
+        recompute=config.recompute,
+        batch=MicroBatch(
+            rows=config.micro_batch_size,
+            length=config.data.sequence_length,
+            tp=layout.tp,
+            cp=layout.cp,
+            itemsize=FP32 if precision == "fp32" else 2,
+            on_gpu=config.device != "cpu",
+            masks_documents=config.data.mask_documents,
+        ),
+        num_micro_batches=config.global_batch_size // config.micro_batch_size // layout.dp,
+        averages=config.ema.decay > 0,
+    )
+
+
+def with_layout(step: Step, layout: Layout, *, rows: int, global_batch_size: int) -> Step:
+    """Returns a step of the same global batch under another layout, or with other micro-batches."""
+    return dataclasses.replace(
+        step,
+        layout=layout,
+        batch=dataclasses.replace(step.batch, rows=rows, tp=layout.tp, cp=layout.cp),
+        num_micro_batches=global_batch_size // rows // layout.dp,
+    )

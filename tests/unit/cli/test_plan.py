@@ -1,0 +1,105 @@
+"""``groundup plan`` as it is typed: its screen, its JSON, and what it refuses."""
+
+import contextlib
+import json
+
+import pytest
+
+from groundup.cli import app
+from groundup.core.errors import ConfigError, DataError, MachineError
+from tests.runs import make_data
+
+MEDIUM = ("preset=gpt2-345m", "run_dir=run", "data.path=data", "--no-data")
+TINY = (
+    *("model.kind=gpt2", "model.vocab_size=300", "model.max_sequence_length=32", "model.num_layers=2"),
+    *("model.hidden_size=32", "model.num_heads=2", "model.ffn_size=64", "data.sequence_length=32"),
+    *("num_steps=6", "data.split=80,10,10", "run_dir=run", "device=cpu"),
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("data"))
+
+
+def run(words: list[str]) -> None:
+    with contextlib.suppress(SystemExit):  # of success: errors are raised as they are
+        app.run(words)
+
+
+def plan(capsys, *words: str) -> dict:
+    run(["plan", *words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_on_an_a800(capsys):
+    found = plan(capsys, *MEDIUM, "--gpu", "a800", "--mfu", "0.5")
+    assert sum(found["parameters"].values()) == 354_871_296
+    assert found["fits"] and found["precision"] == "bf16"
+    speed = 0.5 * 312e12 / found["effort"]["flops_per_token"]
+    assert found["effort"]["tokens_per_second"] == pytest.approx(speed)
+    assert found["effort"]["hours"] == pytest.approx(500_000 * 8 * 1024 / speed / 3600)
+    assert found["effort"]["kilowatt_hours"] == pytest.approx(0.4 * found["effort"]["hours"])
+    assert found["disk"]["kept"] == 2 and found["disk"]["most"] == 3
+    modes = found["by_mode"]
+    assert modes["none"] > modes["selective"] > modes["full"]
+    assert modes["none"] == found["memory"][0]["total"]
+
+
+def test_megatron_lms_published_memory(capsys):
+    """14.75 GiB were measured with full recomputation and batch 8, 9,652 MiB with batch 1 over dp 4."""
+    of_megatron = (*MEDIUM, "--formula", "megatron", "precision=fp16")
+    of_eight = ("micro_batch_size=8", "global_batch_size=8")
+    full = plan(capsys, *of_megatron, *of_eight, "recompute.mode=full")["memory"][0]["total"]
+    assert full / 2**30 == pytest.approx(14.75, rel=0.06)
+    none = plan(capsys, *of_megatron, *of_eight)["memory"][0]
+    assert (none["total"] - none["by_class"]["logits"]) / 2**30 == pytest.approx(26.6, rel=0.06)
+    four = ("layout.dp=4", "micro_batch_size=1", "global_batch_size=4")
+    assert plan(capsys, *of_megatron, *four)["memory"][0]["total"] / 2**20 == pytest.approx(9652, rel=0.07)
+
+
+def test_the_data_of_a_run(capsys, data):
+    found = plan(capsys, *TINY, f"data.path={data}", "validation.num_batches=500")
+    reading = found["reading"]
+    assert sum(split["documents"] for split in reading["splits"].values()) == 60
+    assert reading["epochs"] == pytest.approx(6 * 8 / reading["splits"]["train"]["samples"])
+    assert any(warning.startswith("validation has ") for warning in found["warnings"])
+
+
+def test_a_split_without_a_sample_is_refused_after_the_screen(capsys, data):
+    with pytest.raises(ConfigError, match="validation split is empty"):
+        run(["plan", *TINY, f"data.path={data}", "data.split=100,0,0"])
+    assert "Parameters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "said"),
+    [
+        (("--gpu", "GTX"), ConfigError, "Known are B200, .* V100"),
+        (("--gpu", "V100", "precision=bf16"), ConfigError, "V100 has no bf16 units"),
+        (("--gpu", "T4", "--memory", "8"), MachineError, "Set micro_batch_size=1"),
+        (("layout.tp=3",), ConfigError, "num_heads 16 is not divisible by tp 3"),
+        (("--gpus", "3"), ConfigError, "global_batch_size 8 is not a multiple"),
+        (("--mfu", "1.5"), ConfigError, "share of the peak"),
+        (("--search",), ConfigError, "number of devices and their memory"),
+        (("--search", "--gpus", "2", "--memory", "1"), MachineError, "the least takes"),
+    ],
+)
+def test_what_is_refused(words, error, said):
+    with pytest.raises(error, match=said):
+        run(["plan", *MEDIUM, *words])
+
+
+def test_data_that_is_not_there_is_refused_with_a_way_around():
+    with pytest.raises(DataError, match=r"data: no such token files.* --no-data"):
+        run(["plan", *MEDIUM[:-1]])
+
+
+def test_a_v100_runs_in_fp16(capsys):
+    assert plan(capsys, *MEDIUM, "--gpu", "V100")["precision"] == "fp16"
+
+
+def test_a_search_lists_what_to_set(capsys):
+    run(["plan", *MEDIUM, "--search", "--gpus", "4", "--gpu", "L4"])
+    printed = capsys.readouterr().out
+    assert "fit 22.08 GiB" in printed and "layout.dp=4" in printed
