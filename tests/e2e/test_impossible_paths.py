@@ -14,6 +14,7 @@ from groundup.cli.corpus import build as build_corpus
 from groundup.core.files import write_json
 from tests.contract.test_impossible_settings import EVERY_FIELD, members
 from tests.runs import make_config, make_data, run
+from tests.unit.checkpoint.test_nanogpt import save, their_model
 
 _IMPOSSIBLE = ("/dev/null/x", "/proc/no/such", "x" * 300)
 """Below a device file, in the kernel's file system of processes, longer than a name can be."""
@@ -64,6 +65,12 @@ _POSSIBLE = {
     "quickstart": {"out": "new"},
     "train": {},
     "finetune": {"model": "run"},
+    "plan": {},
+    "rehearse": {"config": "run/config.yaml"},
+    "doctor": {},
+    "deepspeed-config": {"file": "ds.json"},
+    "import nanogpt": {"path": "nanogpt/ckpt.pt", "out": "imported", "tokenizer": "data_tokenizer"},
+    "megatron": {"words": "flags seed"},
     "replay": {"dump": "run"},
     "eval": {"path": "run", "data": "data_text_document"},
     "eval fetch": {"tasks": "lambada", "data": "new"},
@@ -106,7 +113,12 @@ def takes_path(parameter):
     return Path in members(hint)
 
 
-PATHS = [(verb, name) for verb, found in VERBS.items() for name in found if takes_path(found[name])]
+PATHS = [
+    (verb, name)
+    for verb, found in VERBS.items()
+    for name in found
+    if takes_path(found[name]) and verb != "doctor"  # which finds out what is wrong with a path
+]
 SETTINGS = sorted(
     {".".join(key for _, key in path) for path, hint in EVERY_FIELD.values() if Path in members(hint)}
 )
@@ -125,6 +137,8 @@ def folder(tmp_path_factory):
     items = [{"where": "a:1", "target": "x", "values": {"accuracy": 1.0}}]
     tree = {"kind": "evaluation", "tasks": [{"task": "piqa", "options": {}, "items": items}]}
     write_json(folder / "results.json", tree)
+    (folder / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1}')
+    save(their_model(vocab_size=300), folder / "nanogpt", vocab_size=300)
     (folder / "empty").touch()
     (folder / "void").touch()  # beside which no verb writes files of the same beginning
     return folder
@@ -197,7 +211,7 @@ def test_an_empty_file_is_no_surprise(said, verb, name):
 @pytest.mark.parametrize("value", [*_IMPOSSIBLE, "void"], ids=lambda value: value[:12])
 def test_an_impossible_path_of_a_config_is_refused(said, folder, setting, value):
     tree = ["num_steps=1", "preset=tiny", "data.sequence_length=32", "device=cpu", "data.split='1'"]
-    tree += ["run_dir=new", "data.path=data_text_document", "validation.interval=0"]
+    tree += [f"run_dir=new-{setting}-{len(value)}", "data.path=data_text_document", "validation.interval=0"]
     if setting == "eval.data":
         tree += ["eval.every=1", "eval.tasks=lambada"]
     code, last = said(["train", *tree, f"{setting}={value}"])

@@ -58,10 +58,10 @@ def test_all_commands_train(tmp_path: Path) -> None:
         by_ranks.setdefault(config.layout.num_ranks, []).append(config)
     assert sorted(by_ranks) == [1, 2, 4, 8]
     for world_size, configs in by_ranks.items():
-        if world_size == 1:
-            run(*configs)
-        else:
+        if world_size > 1:
             train_on_ranks(world_size, configs, tmp_path)
         for config in configs:
+            if world_size == 1:
+                run(config)
             records = [orjson.loads(line) for line in (config.run_dir / "metrics.jsonl").open("rb")]
             assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2], config.layout

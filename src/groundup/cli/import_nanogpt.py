@@ -42,6 +42,10 @@ start.path=runs/shakespeare start.state=true num_steps=6000 run_dir=runs/more
         data: The folder of the data set that a checkpoint was trained on, where it is elsewhere.
         tokenizer: Folder, file or name of another one.
     """
+    if data is not None and tokenizer is not None:
+        raise ConfigError(
+            "the tokenizer is named; data would tell the same", where=f"--data {data}", fix="Leave it out."
+        )
     if path.stem in NAMES and is_bare_tokens(path.parent):
         path = path.parent
     if is_bare_tokens(path):

@@ -43,13 +43,15 @@ def rehearse(
         out: The folder to work in, which stays: new or empty. By default a temporary one, which stays only
             after a failure.
     """
-    from groundup.rehearsal.rehearsal import Rehearsal
+    from groundup.core.config import resolve
+    from groundup.corpus.recipe import Recipe
+    from groundup.rehearsal.rehearsal import CRAWLED, Rehearsal
     from groundup.rehearsal.shrink import differences
 
     if out is not None and out.exists() and any(out.iterdir()):
         raise ConfigError("is not empty", where=f"--out {out}", fix="Name a new folder, or remove it.")
-    if recipe is not None and not recipe.is_file():
-        raise ConfigError("no such file", where=f"--recipe {recipe}")
+    if recipe is not None:
+        resolve(Recipe, file=recipe, overrides=[CRAWLED])  # which refuses what is none
     run = run_config(config, overrides).value
     _require_possible(run)
     folder = out or Path(tempfile.mkdtemp(prefix="groundup-rehearsal-"))

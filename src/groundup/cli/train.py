@@ -123,7 +123,14 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
     from groundup.launch.env import is_torchrun_worker, launcher_pipe, rank_from_env
     from groundup.launch.rank_log import prefix_log_lines
 
-    require_writable(resolved.value.run_dir, where="run_dir")
+    written = {
+        "run_dir": resolved.value.run_dir,
+        "log.tensorboard_dir": resolved.value.log.tensorboard_dir,
+        "checkpoint.megatron.path": resolved.value.checkpoint.megatron.path,
+    }
+    for setting, folder in written.items():
+        if folder is not None:
+            require_writable(folder, where=setting)
     task_scorer(resolved.value)  # which refuses tasks that cannot be
     rank = rank_from_env()
     if launcher_pipe() is None:

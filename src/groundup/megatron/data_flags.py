@@ -50,6 +50,8 @@ def put_data(settings: Settings, save: Path) -> Tokenizer:
             )
         settings.put("data.mask_documents", True, "reset_attention_mask", "reset_position_ids")
     named = _named_tokenizer(given, save)
+    if (known := _known_bare_ids(settings)) is not None:
+        return known
     if named is not None:
         settings.put("data.tokenizer", named, "tokenizer_model", "vocab_file", "merge_file")
     data = from_dict(DataConfig, settings.tree["data"], where="pretrain_gpt")
@@ -167,6 +169,18 @@ def _named_tokenizer(given: Given, save: Path) -> Path | None:
         case str(vocab), str(merges):
             return _folder_of(Path(vocab), Path(merges), save)
     raise refusal("--vocab-file and --merge-file go together", "Give both.")
+
+
+def _known_bare_ids(settings: Settings) -> Tokenizer | None:
+    """The NullTokenizer that the data's own manifest tells: with or without the end of a document's id."""
+    given = settings.given
+    if given["tokenizer_type"] != "NullTokenizer":
+        return None
+    try:
+        found = tokenizer_of_data(from_dict(DataConfig, settings.tree["data"], where="pretrain_gpt"))
+    except DataError:  # Megatron-LM's own data has no manifest
+        return None
+    return found if found.vocab_size - given["vocab_size"] in (0, 1) else None
 
 
 def _folder_of(vocab_file: Path, merge_file: Path, save: Path) -> Path:

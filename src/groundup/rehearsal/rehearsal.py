@@ -31,6 +31,9 @@ _LONGEST_SECONDS = 120
 _ALLOWED = 1e-4
 """Largest relative difference of the perplexities of a run and of its export."""
 
+CRAWLED = "stages.import.sources=[pages]"
+"""What makes the import stage of a recipe read the crawled pages."""
+
 _RECIPE = """\
 stages:
   - {kind: import, sources: [pages]}
@@ -135,7 +138,7 @@ class Rehearsal:
         recipe = self._recipe or self._folder / "recipe.yaml"
         if self._recipe is None:
             recipe.write_text(_RECIPE, encoding="utf-8")
-        self._commands.run("corpus", "run", str(recipe), "stages.import.sources=[pages]", "--out", "corpus")
+        self._commands.run("corpus", "run", str(recipe), CRAWLED, "--out", "corpus")
         counts = _manifest(self._folder / "corpus/manifest.json")["counts"]
         return f"{counts['documents']} documents kept of {counts['documents_read']}"
 

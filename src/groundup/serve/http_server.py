@@ -47,7 +47,7 @@ class _Protocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
-        else:
+        elif not self.transport.is_closing():  # bytes that were read before may still come
             logger.warning("%s:%d sent no HTTP while it was answered", *(self.client or ("a client", 0)))
             self.transport.close()
         if self.cycle:  # what still answers it is told that it has gone

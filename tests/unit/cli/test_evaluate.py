@@ -44,7 +44,7 @@ from tests.tiny import tiny_model
             ["--json", "more.txt"],
             "command line: more.txt is no option of a task. Write e.g. lambada.limit=200",
         ),
-        (["--max-tokens", "5"], "Options of a task are written as TASK.max_tokens=5, without dashes."),
+        (["--limit", "5"], "Options of a task are written as TASK.limit=5, without dashes."),
     ],
 )
 def test_what_is_wrong_is_named_before_a_model_is_read(words: list[str], says: str) -> None:

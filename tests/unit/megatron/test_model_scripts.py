@@ -161,7 +161,7 @@ def test_the_client_speaks_to_the_server(
     monkeypatch.setattr("builtins.input", lambda prompt: next(answers))
     with Served(tiny_model("gpt2")) as served:
         typed(f"text_generation_cli 127.0.0.1:{served.port}")
-    out, err = capsys.readouterr()
+        out, err = capsys.readouterr()
     assert out.startswith("the cat") and len(out) > len("the cat\n") and not err
 
 

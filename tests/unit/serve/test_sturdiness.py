@@ -278,5 +278,6 @@ def test_malformed_bytes_that_come_late(
     endless.wait_until(endless.is_idle)
     assert endless.ask("GET", "/health")[0] == 200
     told = [record.getMessage() for record in caplog.records if not record.exc_info]
-    assert len(told) == len(caplog.records) == (last == b"data: ")
+    assert len(told) == len(caplog.records)
+    assert len(set(told)) == (last == b"data: ")
     assert all("127.0.0.1" in line and "\n" not in line for line in told)

@@ -83,7 +83,7 @@ def test_megatrons_scripts_take_bare_ids_by_their_number(
     where = ("--data-path", tmp_path / "ids_text_document", "--save", tmp_path / "saved")
     script("pretrain_gpt", *PRETRAIN.split(), *NULL, *where, "--print-config")
     shown = capsys.readouterr().out
-    for line in ("kind: stablelm ", "rotary_fraction: 0.5 ", "linear_bias: all ", "tokenizer: none:300 "):
+    for line in ("kind: stablelm ", "rotary_fraction: 0.5 ", "linear_bias: all ", "vocab_size: 300 "):
         assert line in shown
     files = ("--input", tmp_path / "ids.json", "--output-prefix", tmp_path / "ids")
     for words, message in ((NULL[:2], "Add --vocab-size N"), (("--tokenizer-type", "X"), "or NullTokenizer")):
