@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import shutil
 import socket
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.guides import ROOT, shell
 from tests.web_server import WebServer
 
 pytestmark = pytest.mark.example
+with_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 
 
 def run(script: str, *arguments: object, folder: Path, **settings: str) -> str:
@@ -39,6 +41,7 @@ def plain(source: Path, out: Path, *, num_lines: int | None = None) -> Path:
     return out
 
 
+@with_curl
 def test_gpt2_345m(tmp_path, shared_data):
     web = shared_data / "web_html"
     pages = map(json.loads, gzip.decompress((web / "manifest.jsonl.gz").read_bytes()).splitlines())
@@ -86,6 +89,7 @@ def test_codeparrot(tmp_path, shared_data):
     assert exported.read_bytes() == own.read_bytes()
 
 
+@with_curl
 def test_llama_continues(tmp_path, shared_data):
     chinese = plain(shared_data / "corpus_zh/wudao_like.jsonl.zst", tmp_path / "wudao.json")
     run("w4-llama-continue/small_model.sh", chinese, "small", folder=tmp_path)
