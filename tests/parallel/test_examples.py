@@ -46,7 +46,7 @@ def test_each_example_says_how_it_is_run() -> None:
     assert {name for name, _ in COMMANDS} == {file.name for file in EXAMPLES.glob("*.yaml")}
 
 
-@pytest.mark.slow
+@pytest.mark.example
 def test_all_commands_train(tmp_path: Path) -> None:
     data = make_data(tmp_path)
     by_ranks: dict[int, list[TrainConfig]] = {}
