@@ -8,7 +8,7 @@ from tests.guides import commands
 from tests.guides import run as run_shell
 from tests.runs import make_data
 
-RUN = ("preset=tiny", "run_dir=runs/a", "model.num_heads=2")
+RUN = ("preset=tiny", "run_dir=runs/a", "model.num_heads=2", "global_batch_size=8")
 
 
 @pytest.mark.example

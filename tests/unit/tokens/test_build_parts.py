@@ -615,7 +615,9 @@ print(*(peak * 1024 for peak in peaks))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packing", [pytest.param("", marks=pytest.mark.exhaustive), ".gz"])  # many parts, each worker its own; and one, shared
+@pytest.mark.parametrize(  # many parts, each worker its own; and one, shared
+    "packing", [pytest.param("", marks=pytest.mark.exhaustive), ".gz"]
+)
 def test_memory_does_not_grow_with_the_input(
     small_tokenizer: Tokenizer, tmp_path: Path, packing: str
 ) -> None:
