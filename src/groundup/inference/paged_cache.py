@@ -7,11 +7,12 @@ Shapes: M new tokens of all texts, R texts of a group, S keys, N heads, K kv hea
 H head dim.
 """
 
+import contextlib
 import dataclasses
 import math
+import mmap
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
@@ -60,11 +61,16 @@ class _Prefill:
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Returns zeros, for what is not a number would spoil sums even where it has no weight.
 
-    On a CPU, memory is taken as it is first written to; PyTorch's zeros would take all at once.
+    On a CPU, memory is taken as it is first written to; PyTorch's zeros would take all at once. Small pages,
+    or memory that begins within a line of the processor's cache, would cost an eighth of the speed.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.from_numpy(np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)).view(dtype).view(shape)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class PagedCache:
