@@ -3,6 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from groundup.cli.findings import print_finding, print_summary, to_json
 from groundup.core.errors import ConfigError, MachineError
 
 if TYPE_CHECKING:
@@ -59,8 +60,6 @@ def check_nodes(*, ranks: int, device: Literal["auto", "cpu", "cuda"], quick: bo
 
 
 def _print(links: "Links", findings: "list[Finding]", *, as_json: bool) -> None:
-    from groundup.cli.doctor import print_finding, print_summary, to_json
-
     if as_json:
         print(to_json(findings, links=dataclasses.asdict(links)))
         return

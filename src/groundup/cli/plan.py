@@ -1,12 +1,12 @@
 """``groundup plan``: what a run will need, before it takes a GPU."""
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
 from groundup.cli.options import ConfigFile, Override, Switch
+from groundup.cli.printing import new_table, print_json
 from groundup.cli.run_config import run_config
 from groundup.core.errors import ConfigError, DataError, MachineError
 from groundup.core.progress import human_count
@@ -142,13 +142,6 @@ def _devices_in_words(number: int) -> str:
     return "one device" if number == 1 else f"{number} devices"
 
 
-def print_json(tree: object) -> None:
-    """Prints plain values as JSON."""
-    import orjson
-
-    sys.stdout.write(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n")
-
-
 def _print_plan(found: "Plan", run: "TrainConfig", devices: "Devices") -> None:
     from rich.console import Console
 
@@ -183,16 +176,6 @@ def _print_plan(found: "Plan", run: "TrainConfig", devices: "Devices") -> None:
     console.print(_effort(found, devices))
     for warning in found.warnings:
         console.print(f"[yellow]warning[/yellow]: {warning}", soft_wrap=True)
-
-
-def new_table(headings: Sequence[str]) -> "Table":
-    """Begins a table of names and numbers."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="")
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
-    return table
 
 
 def _parameters(found: "Plan") -> "Table":

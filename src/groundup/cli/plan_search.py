@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from groundup.cli.plan import new_table, print_json
+from groundup.cli.printing import new_table, print_json
 from groundup.core.errors import ConfigError, MachineError
 from groundup.core.progress import human_count
 

@@ -1,13 +1,35 @@
-"""What several verbs print: rows of names and values, sizes of folders, documents and their origins."""
+"""What several verbs print: rows and tables, JSON, sizes of folders, documents and their origins."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Prints names and values in two columns."""
     width = max(len(name) for name, _ in rows)
     print("".join(f"{name:<{width}}  {value}\n" for name, value in rows), end="")
+
+
+def new_table(headings: Sequence[str]) -> "Table":
+    """Begins a table of names and numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="")
+    for number, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if number else "left")
+    return table
+
+
+def print_json(tree: object) -> None:
+    """Prints plain values as JSON."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(tree, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 
 def print_excerpt(text: str, characters: int) -> None:
