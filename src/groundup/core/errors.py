@@ -23,7 +23,7 @@ class GroundupError(Exception):
         self.fix = fix
         head = f"{self.where}: {what}" if self.where else what
         if fix:
-            head = head.rstrip(".") + ". " + fix
+            head = head.rstrip(".") + (" " if head.endswith("?") else ". ") + fix
         super().__init__(head)
 
 
