@@ -319,7 +319,7 @@ def test_stages_that_the_recipe_has_no_longer_are_removed(source, tmp_path):
 
 
 RUN = """
-import sys, time
+import os, sys, time
 from pathlib import Path
 from groundup.core.config import resolve
 from groundup.core.executor.local import runner_of
@@ -327,7 +327,13 @@ from groundup.corpus.pipeline import run_recipe
 from groundup.corpus.recipe import Recipe
 from groundup.corpus.shard import ShardWriter
 plain = ShardWriter.done
-ShardWriter.done = lambda *a, **k: (time.sleep(0.3), plain(*a, **k))[1]  # long enough to be killed in
+def slow(*args, **kwargs):  # long enough to be killed in
+    busy = Path(sys.argv[4]) / str(os.getpid())
+    busy.touch()
+    time.sleep(0.3)
+    busy.unlink()
+    return plain(*args, **kwargs)
+ShardWriter.done = slow
 if __name__ == "__main__":
     recipe = resolve(Recipe, file=Path(sys.argv[1])).value
     run_recipe(recipe, Path(sys.argv[2]), runner_of(int(sys.argv[3])))
@@ -354,25 +360,28 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_st
     settings = f"keep_stages: {str(keep_stages).lower()}\n"
     (tmp_path / "recipe.yaml").write_text(settings + RECIPE.format(folder=folder))
     (tmp_path / "run.py").write_text(RUN)
-    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path / "recipe.yaml"), str(out), "2"]
+    command = [sys.executable, *(str(tmp_path / name) for name in ("run.py", "recipe.yaml", "out"))]
+    command += ["2", str(busy := tmp_path / "busy")]
     generator = random.Random(os.urandom(8))
     kills = 0
     for _ in range(12):
-        before = finished(out)
+        before, moment = finished(out), None
+        shutil.rmtree(busy, ignore_errors=True)
+        busy.mkdir()
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as running:
             deadline = time.monotonic() + 120
-            # A random moment after something more is done.
-            while running.poll() is None and finished(out).items() <= before.items():
+            # A random moment after something more is done, while a worker is in the middle of a shard.
+            while running.poll() is None:
                 assert time.monotonic() < deadline
+                if moment is None and not finished(out).items() <= before.items():
+                    moment = time.monotonic() + generator.random() * 0.05
+                workers = [int(path.name) for path in busy.iterdir() if path.name != str(running.pid)]
+                if moment is not None and time.monotonic() >= moment and workers:
+                    worker = generator.choice(workers)
+                    os.kill(worker if victim == "worker" else running.pid, signal.SIGKILL)
+                    running.wait(timeout=60)
                 time.sleep(0.002)
-            time.sleep(generator.random() * 0.05)
-            workers = _workers(running.pid)
-            if victim == "worker" and workers:
-                os.kill(generator.choice(workers), signal.SIGKILL)
-                running.wait(timeout=60)
-            else:
-                running.kill()
-        if running.returncode == 0:  # it had come to its end, or the worker had nothing to do
+        if running.returncode == 0:  # it had come to its end
             shutil.rmtree(out)
         kills = kills + 1 if running.returncode else 0
         if kills == 4:
@@ -381,16 +390,6 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_st
     assert kills  # the last of them left something to do
     assert content(out) == content(tmp_path / "whole")
     assert not list(out.rglob(".*.tmp"))
-
-
-def _workers(process: int) -> list[int]:
-    """The worker processes of a run; not the tracker of resources, which it can do without."""
-    try:
-        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-        commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
-    except FileNotFoundError:  # one has ended
-        return []
-    return [child for child, command in commands.items() if b"resource_tracker" not in command]
 
 
 @pytest.mark.parametrize("keep_stages", [True, False])
