@@ -15,7 +15,6 @@ from groundup.checkpoint.lazy import as_lazy, in_memory, load
 from groundup.checkpoint.low_rank import AdapterAbout, adapter_of, base_fingerprint
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.finetune.lora import LoraConfig, add_adapters, fill_adapters, target_layers
-from groundup.parallel.dtensor import place
 from tests.instances import MODELS
 from tests.oracle.test_transformers import our_logits, their_logits
 from tests.tiny import tiny_model
@@ -46,7 +45,7 @@ def adapted(kind: str, lora: LoraConfig, folder: Path) -> tuple[Any, Any]:
     write_huggingface(loaded, folder / "base")
     base = open_lazy(folder / "base")
     add_adapters(loaded.model, loaded.config, lora)
-    fill_adapters(loaded.model, seed=7, place=place)
+    fill_adapters(loaded.model, seed=7)
     generator = torch.Generator().manual_seed(1)
     trained = {name: value for name, value in loaded.model.named_parameters() if value.requires_grad}
     with torch.no_grad():

@@ -257,7 +257,7 @@ def open_lazy(
     bare_ids = str(tokenizer) == "none" and not Path("none").exists()
     named = integers(0) if bare_ids else load_tokenizer(tokenizer) if tokenizer else None
     if adapter is None and (path / ADAPTER).is_file():
-        adapter, path = path, peft_adapter().base_of(path)
+        adapter, path = path, importlib.import_module("groundup.checkpoint.peft_settings").base_of(path)
     found = detect_format(path)
     options: dict[str, Any] = {"vocab_size": vocab_size, "ema": ema or None}
     given = {name: value for name, value in options.items() if value is not None}

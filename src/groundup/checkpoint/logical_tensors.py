@@ -49,7 +49,18 @@ def pad(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
 
 def has_vocabulary(name: str, config: ModelConfig) -> bool:
     """Tells whether the first dimension of a parameter is the vocabulary."""
-    return not name.endswith(ADAPTER_PARAMETERS) and dimensions_of(axes_of(config), name)[0] == "vocab"
+    return not is_of_adapter(name) and dimensions_of(axes_of(config), name)[0] == "vocab"
+
+
+def is_of_adapter(name: str) -> bool:
+    """Tells whether a parameter is an adapter's."""
+    return name.endswith(ADAPTER_PARAMETERS)
+
+
+def kept_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that a checkpoint holds: those of adapters where there are some, else all."""
+    parameters = dict(model.named_parameters())
+    return {name: value for name, value in parameters.items() if is_of_adapter(name)} or parameters
 
 
 def find_mismatch(

@@ -147,6 +147,21 @@ def require_base(base: LazyModel, adapter: Adapter) -> None:
         )
 
 
+def require_same_base(now: AdapterAbout, saved: AdapterAbout | None, where: Path) -> None:
+    """Refuses to go on with an adapter on another base than it was trained on.
+
+    Raises:
+        CheckpointError: Names both.
+    """
+    if saved is None or saved.base_fingerprint != now.base_fingerprint:
+        of = f"an adapter of {saved.base}" if saved else "no adapter"
+        raise CheckpointError(
+            f"holds {of}, and start.path leads to {now.base}, which has other weights",
+            where=where,
+            fix="Restore start.path, or name another run_dir.",
+        )
+
+
 def base_fingerprint(base: LazyModel) -> str:
     """Returns a fingerprint of a model's weights: of its first and last layer, as bf16 rounds them.
 

@@ -9,11 +9,13 @@ with a ``kind`` and two methods:
 Whatever does not fit the stage (a layout, a packing) it refuses in ``learning``, with a ``ConfigError``.
 """
 
+import dataclasses
 import typing
 from collections.abc import Mapping
 from typing import Any
 
 from groundup.core.config import config
+from groundup.finetune.lora import LoraConfig, adapters_of
 from groundup.finetune.pretrain import Pretrain
 from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
@@ -27,9 +29,11 @@ class FinetuneConfig(TrainConfig):
 
     Attributes:
         stage: What is learned, by kind.
+        lora: Low-rank adapters, trained instead of the weights.
     """
 
     stage: Stage = Pretrain()
+    lora: LoraConfig = LoraConfig()
 
     def learning(self) -> Learning:
         """Returns what the training loop is given.
@@ -37,7 +41,8 @@ class FinetuneConfig(TrainConfig):
         Raises:
             GroundupError: The stage cannot be done with these settings.
         """
-        return self.stage.learning(self)
+        learning = self.stage.learning(self)
+        return dataclasses.replace(learning, adapters=adapters_of(self)) if self.lora.rank else learning
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,28 @@ Shapes: R rank, I inputs.
 
 import hashlib
 import math
-from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from groundup.checkpoint.logical_tensors import ADAPTER_PARAMETERS
-from groundup.checkpoint.low_rank import scale_of
+from groundup.checkpoint.low_rank import AdapterAbout, base_fingerprint, scale_of
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, PositiveFloat, Probability
 from groundup.core.errors import ConfigError
-from groundup.models import ModelConfig, axes_of
-from groundup.parallel.layout import Layout
+from groundup.core.progress import human_count
+from groundup.models import ModelConfig, axes_of, build_model
+from groundup.models.count import num_parameters
+from groundup.parallel.dtensor import place
 from groundup.parallel.low_rank_linear import add_adapter
+from groundup.tokens.tokenizer.word_list import integers
+from groundup.train.init_weights import open_start
+from groundup.train.learning import Adapters
+
+if TYPE_CHECKING:
+    from groundup.finetune.config import FinetuneConfig
 
 
 @config
@@ -65,18 +74,60 @@ def target_layers(model: ModelConfig, targets: str) -> list[str]:
     return [layer for layer in layers if "all" in wanted or set(wanted) & set(layer.split("."))]
 
 
-def require_layout(lora: LoraConfig, layout: Layout) -> None:
-    """Refuses a layout under which the adapters would not be the same model.
+def adapters_of(run: "FinetuneConfig") -> Adapters:
+    """Returns what the training loop is given of the adapters of a run.
 
     Raises:
-        ConfigError: Says why.
+        CheckpointError: There is no base model.
+        ConfigError: The adapters cannot be trained with these settings.
     """
-    if lora.dropout and layout.tp > 1:
+    lora = run.lora
+    layers = target_layers(run.model, lora.targets)
+    if run.start.path is None or run.start.state:
+        raise ConfigError(
+            "an adapter is trained on the weights of a model, as they are",
+            where="lora.rank",
+            fix="Give start.path, the base model, and leave out start.state.",
+        )
+    if lora.dropout and run.layout.tp > 1:
         raise ConfigError(
             "the ranks of tensor parallelism would each drop other inputs of one adapter",
             where="lora.dropout",
             fix="Set lora.dropout=0 or layout.tp=1.",
         )
+    base = open_start(run.start.path, integers(0), vocab_size=run.model.vocab_size)
+    if run.model.vocab_size > base.config.vocab_size:
+        raise ConfigError(
+            f"the vocabulary grows from {base.config.vocab_size} to {run.model.vocab_size} ids, whose rows"
+            " would stay as they begin, all alike: adapters leave the embedding and the head as they are",
+            where="lora.rank",
+            fix="Choose a template whose tokens the model has (the plain one), or train the new rows first,"
+            " without lora.rank, and begin with what comes of it.",
+        )
+    about = AdapterAbout(
+        base=str(base.source.resolve()),
+        base_fingerprint=base_fingerprint(base),
+        rank=lora.rank,
+        alpha=lora.alpha,
+        rslora=lora.rslora,
+        dropout=lora.dropout,
+    )
+    names = ", ".join(layer.split(".", 2)[2] for layer in layers)
+    trained = _num_trained(run.model, lora)
+    share = trained / num_parameters(run.model)
+    return Adapters(
+        add=partial(add_adapters, config=run.model, lora=lora),
+        fill=partial(fill_adapters, seed=run.seed),
+        about=about,
+        fact=f"adapters of rank {lora.rank} on {names}: {human_count(trained)} parameters are trained,"
+        f" {share:.2%} of the model's",
+    )
+
+
+def _num_trained(config: ModelConfig, lora: LoraConfig) -> int:
+    model = build_model(config, device="meta")
+    add_adapters(model, config, lora)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def add_adapters(model: nn.Module, config: ModelConfig, lora: LoraConfig) -> None:
@@ -98,13 +149,12 @@ def add_adapters(model: nn.Module, config: ModelConfig, lora: LoraConfig) -> Non
             add_adapter(module, rank=lora.rank, scale=scale, dropout=lora.dropout)
 
 
-def fill_adapters(model: nn.Module, *, seed: int, place: Callable[[Tensor, Tensor], object]) -> None:
+def fill_adapters(model: nn.Module, *, seed: int) -> None:
     """Gives adapters their initial values: A uniform as PEFT draws it, B zero, so that nothing changes yet.
 
     Args:
         model: With adapters.
         seed: Of all values, which depend on nothing else but a parameter's name and shape.
-        place: Copies a whole value to its parameter, of which a rank may have a part only.
     """
     a, b = ADAPTER_PARAMETERS
     with torch.no_grad():

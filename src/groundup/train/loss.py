@@ -81,8 +81,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss += _shared_softmax_in_place(logits_CV, targets_C, vocab_size, group, vocab_begin)
             if with_gradients:  # logits_CV now holds d loss / d logits
                 hidden_gradients.append(logits_CV @ head)
-                part_VD = (logits_CV.T @ rows_CD).to(head_VD.dtype)
-                head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
+                if ctx.needs_input_grad[1]:
+                    part_VD = (logits_CV.T @ rows_CD).to(head_VD.dtype)
+                    head_gradient = part_VD if head_gradient is None else head_gradient.add_(part_VD)
         if with_gradients:
             # Not save_for_backward: the engine may then add to these two in place.
             ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
@@ -92,7 +93,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *(None,) * 5
+        if head_gradient_VD is not None:
+            head_gradient_VD.mul_(loss_gradient)
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD, *(None,) * 5
 
 
 def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, exact: bool) -> Tensor:
