@@ -23,13 +23,14 @@ from groundup.checkpoint.formats import ADAPTER
 from groundup.checkpoint.lazy import LazyModel, LazyTensor
 from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.checkpoint.low_rank import Adapter, AdapterAbout, LowRank, merged, scale_of
+from groundup.checkpoint.native.model import open_native_adapter
 from groundup.checkpoint.peft_settings import read_settings
 from groundup.checkpoint.safetensors import read_safetensors, write_safetensors
 from groundup.core.errors import CheckpointError
 from groundup.core.files import write_json
 from groundup.core.manifest import read_manifest
 from groundup.tokens.tokenizer.huggingface import bos_ids
-from groundup.tokens.tokenizer.load_tokenizer import holds_tokenizer, load_tokenizer
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer, tokenizer_folder
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
@@ -38,20 +39,24 @@ _MODEL_PREFIXES = ("", "model.", "transformer.")  # left out where PEFT was give
 
 
 def with_adapter(base: LazyModel, folder: Path) -> LazyModel:
-    """Returns a base with an adapter merged into it; with the tokenizer that lies beside the adapter, if any.
+    """Returns a base with an adapter of PEFT, or of a run, merged into it, and the tokenizer beside it.
 
     Raises:
         CheckpointError: The adapter is of another base, damaged, or of a kind that is not supported.
         DataError: The tokenizer is malformed.
     """
-    model = merged(base, read_adapter(folder, base))
-    if not holds_tokenizer(folder):
+    adapter = read_adapter(folder, base) if (folder / ADAPTER).is_file() else open_native_adapter(folder)
+    if adapter is None:
+        raise CheckpointError("holds a whole model, no adapter", where=folder, fix="Leave out --adapter.")
+    model = merged(base, adapter)
+    beside = tokenizer_folder(folder)
+    if beside is None:
         return model
     return dataclasses.replace(
         model,
-        tokenizer=load_tokenizer(folder),
-        companions=model.companions.with_tokenizer_of(read_companions(folder)),
-        bos_ids=bos_ids(folder),
+        tokenizer=load_tokenizer(beside),
+        companions=model.companions.with_tokenizer_of(read_companions(beside)),
+        bos_ids=bos_ids(beside),
     )
 
 
@@ -73,7 +78,7 @@ def read_adapter(folder: Path, base: LazyModel) -> Adapter:
         dropout=settings.get("lora_dropout", 0.0),
     )
     if not (folder / _WEIGHTS).is_file():
-        raise CheckpointError(f"holds no {_WEIGHTS}", where=folder, fix="Copy the folder again, whole.")
+        raise CheckpointError(f"holds no {_WEIGHTS}", where=folder, fix="Save it with PEFT as safetensors.")
     modules = _modules(read_safetensors(folder / _WEIGHTS), folder)
     rules = {
         rule.theirs.removesuffix(".weight"): rule

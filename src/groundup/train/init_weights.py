@@ -17,6 +17,7 @@ from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
+from groundup.models import Model
 from groundup.models.init import initialise
 from groundup.parallel.dtensor import place
 from groundup.parallel.mesh import ParallelMesh
@@ -41,6 +42,7 @@ def begin(
     tokenizer: Tokenizer,
     *,
     change_start: Callable[[LazyModel], LazyModel] | None = None,
+    fill: Callable[[Model], None] | None = None,
 ) -> None:
     """Fills the weights of a new run; with ``start.state`` all that an earlier run knew.
 
@@ -50,6 +52,7 @@ def begin(
         mesh: This rank among the others.
         tokenizer: Of the data.
         change_start: Changes the model of ``start.path``, without ``start.state``: see ``train.learning``.
+        fill: Gives adapters their initial values.
 
     Raises:
         CheckpointError: There is no such model, or it is another than the config's.
@@ -73,6 +76,8 @@ def begin(
         logger.info("going on from %s: step %d", stored.source, state.step)
     else:
         source = place_start(state, config, tokenizer, change_start)
+        if fill:
+            fill(state.model)
         _begin_average(state)
         logger.info("starting from the weights of %s", source)
 

@@ -169,9 +169,8 @@ def build_run(
         state.restore(newest, config, mesh)
         logger.info("continuing from %s", newest)
     else:
-        begin(state, config, mesh, data.tokenizer, change_start=learning.change_start)
-        if learning.adapters:
-            learning.adapters.fill(state.model)
+        fill = learning.adapters.fill if learning.adapters else None
+        begin(state, config, mesh, data.tokenizer, change_start=learning.change_start, fill=fill)
     if mesh.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:

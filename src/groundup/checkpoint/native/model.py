@@ -129,7 +129,7 @@ def _base_of(adapter: AdapterAbout, folder: Path) -> LazyModel:
         raise CheckpointError(
             f"holds an adapter of {base}, which is not here",
             where=folder,
-            fix="Put the base model back there.",
+            fix=f"Put it back there, or name it, wherever it is, and this run with --adapter {folder}.",
         )
     return open_lazy(base)
 
