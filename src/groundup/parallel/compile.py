@@ -1,5 +1,6 @@
 """torch.compile where the machine has what it needs; else eager, with a warning that says what is missing."""
 
+import functools
 import shutil
 
 import torch
@@ -15,7 +16,7 @@ def compile_layers(model: Model, device: torch.device) -> bool:
     function finds out whether the machine's compiler works; if not, the model stays eager. The model may
     still be on meta.
     """
-    reason = _missing(device)
+    reason = why_not_compiled(device)
     if reason:
         logger.warning("training without torch.compile: %s", reason)
         return False
@@ -24,8 +25,9 @@ def compile_layers(model: Model, device: torch.device) -> bool:
     return True
 
 
-def _missing(device: torch.device) -> str:
-    """Returns why torch.compile does not work here, or an empty string."""
+@functools.cache
+def why_not_compiled(device: torch.device) -> str:
+    """Returns why torch.compile does not work here, or an empty string; found out once, by compiling."""
     if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return "no C++ compiler is on the PATH (on Debian: apt install g++)"
     try:
