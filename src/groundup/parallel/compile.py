@@ -2,11 +2,20 @@
 
 import functools
 import shutil
+from typing import Literal
 
 import torch
 
 from groundup.core.log import logger
 from groundup.models import Model
+from groundup.parallel.layout import Layout
+
+
+def is_compiled(setting: bool | Literal["auto"], layout: Layout, device: torch.device) -> bool:
+    """Whether a run compiles its layers; ``auto``: on a GPU, where ranks do not share layers."""
+    if setting != "auto":
+        return setting
+    return device.type == "cuda" and layout.tp == layout.pp == layout.cp == 1
 
 
 def compile_layers(model: Model, device: torch.device) -> bool:
