@@ -22,7 +22,7 @@ BUDGETS = {
     "corpus": 9740,
     "deepspeed": 740,
     "eval": 3050,
-    "inference": 2250,
+    "inference": 2450,
     "launch": 1760,
     "megatron": 2530,
     "models": 1480,
