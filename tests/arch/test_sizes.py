@@ -23,7 +23,7 @@ BUDGETS = {
     "deepspeed": 740,
     "eval": 3050,
     "inference": 2100,
-    "launch": 1760,
+    "launch": 1970,
     "megatron": 2530,
     "models": 1480,
     "parallel": 1870,
