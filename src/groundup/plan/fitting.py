@@ -47,13 +47,11 @@ class Candidate:
         settings: Dotted keys -> values, for the config.
         time: Of a step.
         total: Bytes of the rank with most of them.
-        tokens_per_second: Of all ranks.
     """
 
     settings: Settings
     time: StepTime
     total: int
-    tokens_per_second: float
 
 
 def fitting_changes(config: TrainConfig, step: Step, capacity: float) -> list[Change]:
@@ -139,8 +137,7 @@ def search(
             if total > capacity:
                 continue
             time = step_time(one, machines, flops)
-            tokens = config.global_batch_size * config.data.sequence_length
-            found.append(Candidate(_settings(layout, rows, mode), time, total, tokens / time.total))
+            found.append(Candidate(_settings(layout, rows, mode), time, total))
             if mode == "none":
                 break  # recomputing what fits is slower
     # Of times that are the same to three figures: the larger micro-batches, whose products are larger too.
