@@ -22,7 +22,7 @@ import math
 from groundup.plan.device_table import Accelerator
 from groundup.plan.layer_memory import FP32, layer_memory
 from groundup.plan.part_counts import head_of, parameters_of
-from groundup.plan.rank_memory import Rank, Step
+from groundup.plan.rank_memory import Rank, Step, layers_of_ranks
 
 SUSTAINED = 0.8
 """Share of a device's best products that products reach within a step, where power and heat limit them."""
@@ -115,14 +115,17 @@ class MicroBatchWork:
 def micro_batch_work(step: Step, rates: Rates) -> MicroBatchWork:
     """Returns the work for one micro-batch of the rank of the pipeline that has most of it."""
     layer, head = _layer(step, rates), _head(step, rates)
-    ranks = [Rank(step, number) for number in range(step.layout.pp)]
+    shares = {
+        (sum(map(len, layers)), number == step.layout.pp - 1)
+        for number, layers in enumerate(layers_of_ranks(step.model, step.layout))
+    }
     return max(
         (
             MicroBatchWork(
-                layer.forward.times(len(rank.layers)) + head.forward.times(rank.has_head),
-                layer.backward.times(len(rank.layers)) + head.backward.times(rank.has_head),
+                layer.forward.times(layers) + head.forward.times(has_head),
+                layer.backward.times(layers) + head.backward.times(has_head),
             )
-            for rank in ranks
+            for layers, has_head in shares
         ),
         key=lambda one: one.both.total,
     )
