@@ -17,11 +17,12 @@ BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
     "checkpoint": 8350,
-    "cli": 6290,
+    "cli": 6330,
     "core": 2520,
     "corpus": 9740,
     "deepspeed": 740,
     "eval": 3050,
+    "finetune": 200,
     "inference": 2100,
     "launch": 1760,
     "megatron": 2530,
@@ -32,7 +33,7 @@ BUDGETS = {
     "serve": 2280,
     "report": 600,
     "tokens": 8200,
-    "train": 4720,
+    "train": 5190,
     "verify": 850,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
