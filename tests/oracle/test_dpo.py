@@ -3,15 +3,19 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from groundup.checkpoint.huggingface.weights import read_huggingface
+from groundup.finetune.chats import ChatRecord
 from groundup.finetune.pair_loss import PairLoss, PairObjective, sequence_log_probs
-from groundup.finetune.pair_samples import PairSplit, TokenPair
+from groundup.finetune.pair_split import PairFormat, PairSplit
+from groundup.finetune.pairs import PairFields
+from groundup.finetune.tokenized_chats import open_chats
+from groundup.inference.chat_template import read_chat_template
 from groundup.parallel.device import choose_precision
+from groundup.tokens.sampling.packing import PackedDataset
 
 FOLDER = Path(__file__).parent / "dpo"
 RECORDED = json.loads((FOLDER / "results.json").read_text())
@@ -21,19 +25,29 @@ BETA = RECORDED["beta"]
 SMOOTHING = 0.2
 
 
-def batch_of(length):
+class Recorded:
+    """Takes the ids that were recorded as they are."""
+
+    noun = "pairs"
+    max_tokens = 0
+    tokenizer = None
+
+    def fingerprint(self, paths):
+        return "recorded"
+
+    def encode(self, record):
+        prompt, chosen, rejected = (record.fields[f"{name}_ids"] for name in ("prompt", "chosen", "rejected"))
+        learned = [[False] * len(prompt) + [True] * len(answer) for answer in (chosen, rejected)]
+        return [*prompt, *chosen, *prompt, *rejected], [*learned[0], *learned[1]]
+
+
+def batch_of(folder, length):
     """The recorded pairs in rows of so many tokens: one or several pairs a row."""
-    pairs = [
-        TokenPair(
-            **{
-                name: np.array(row[f"{name}_ids"], dtype=np.int32)
-                for name in ("prompt", "chosen", "rejected")
-            },
-            where="",
-        )
-        for row in RECORDED["ids"]
-    ]
-    split = PairSplit(pairs, sequence_length=length, seed=0, name="train")
+    path = folder / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in RECORDED["ids"]))
+    source = open_chats([path], Recorded(), folder / "kept")
+    samples = PackedDataset(source, sequence_length=length, seed=0)
+    split = PairSplit(samples=samples, vocab_size=259, source=source, documents=(0, 3))
     reference = read_huggingface(FOLDER / "reference").model
     batch = split.read(0, split.num_samples, ordered=True)
     with torch.no_grad():
@@ -45,10 +59,10 @@ def batch_of(length):
     return split.read(0, split.num_samples, ordered=True)
 
 
-def computed(pair_loss, length=96):
+def computed(pair_loss, folder, length):
     """(mean loss, mean figures, gradients by name)"""
     model = read_huggingface(FOLDER / "policy").model.requires_grad_()
-    batch = batch_of(length)
+    batch = batch_of(folder, length)
     objective = PairObjective(pair_loss=pair_loss)
     assert objective.denominator(batch) == len(RECORDED["ids"])
     hidden = model(batch.tokens_BT, positions_BT=batch.positions_BT, documents_BT=batch.documents_BT)
@@ -98,10 +112,10 @@ LOSSES = {name: PairLoss(loss=name, beta=BETA) for name in ("sigmoid", "sigmoid_
 LOSSES["conservative"] = PairLoss(beta=BETA, label_smoothing=SMOOTHING)
 
 
-@pytest.mark.parametrize("length", [96, 256], ids=["a-pair-a-row", "packed"])
+@pytest.mark.parametrize("length", [168, 512], ids=["a-pair-a-row", "packed"])
 @pytest.mark.parametrize("name", LOSSES)
-def test_losses_metrics_and_gradients(name, length):
-    loss, figures, gradients = computed(LOSSES[name], length)
+def test_losses_metrics_and_gradients(tmp_path, name, length):
+    loss, figures, gradients = computed(LOSSES[name], tmp_path, length)
     expected, expected_gradients = recorded(name)
     assert loss == pytest.approx(expected, rel=1e-5)
     for parameter, value in gradients.items():
@@ -116,3 +130,25 @@ def test_losses_metrics_and_gradients(name, length):
     if name in ("sigmoid", "hinge", "conservative"):
         assert figures["reward_margin"] == pytest.approx(metrics["rewards/margins"], rel=1e-4)
         assert figures["reward_accuracy"] == pytest.approx(metrics["rewards/accuracies"])
+
+
+def test_ids_of_conversations(tmp_path):
+    """Theirs, but for the line break that the template writes behind an answer."""
+    loaded = read_huggingface(FOLDER / "policy")
+    how = PairFormat(
+        tokenizer=loaded.tokenizer,
+        template=read_chat_template(loaded.companions, loaded.tokenizer.special_tokens),
+        template_source="",
+        bos_ids=(),
+        fields=PairFields(),
+        max_tokens=100,
+    )
+    for pair, theirs in zip(RECORDED["pairs"], RECORDED["ids"], strict=True):
+        ids, learned = how.encode(ChatRecord(tmp_path, 1, pair))
+        prompt, chosen, rejected = (theirs[f"{name}_ids"] for name in ("prompt", "chosen", "rejected"))
+        assert chosen[-1] == rejected[-1] == loaded.tokenizer.encode("\n")[0]
+        assert ids == [*prompt, *chosen[:-1], *prompt, *rejected[:-1]]
+        assert [one for one, is_learned in zip(ids, learned, strict=True) if is_learned] == [
+            *chosen[:-1],
+            *rejected[:-1],
+        ]

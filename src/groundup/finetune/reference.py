@@ -8,7 +8,6 @@ Shapes: B rows, P pairs of a row.
 
 import hashlib
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.core.progress import Progress
 from groundup.finetune.pair_loss import sequence_log_probs
-from groundup.finetune.pair_samples import PairSplit
+from groundup.finetune.pair_split import PairSplit
 from groundup.models import Model, evaluating
 from groundup.parallel.fsdp import without_gathering
 from groundup.train.data_loader import Batch, share_of_rows
@@ -47,19 +46,20 @@ def fill_reference(run: Run, folder: Path) -> None:
     """
     weights = run.mesh.all_gather(_hash_of_start(run) if run.mesh.is_first else "")[0]
     state = None
-    for split in (run.data.train, run.data.validation, run.data.test):
+    splits = {"train": run.data.train, "validation": run.data.validation, "test": run.data.test}
+    for name, split in splits.items():
         if split is None:
             continue
         assert isinstance(split, PairSplit), "the data of this stage are pairs"
         key = hashlib.sha256(f"{weights} {split.fingerprint} {run.precision.name}".encode()).hexdigest()[:16]
-        kept = _Kept(folder / f"{split.name}-{key}", split)
+        kept = _Kept(folder / f"{name}-{key}", split)
         missing = run.mesh.all_gather(kept.missing() if run.mesh.is_first else [])[0]
         if missing and state is None:
             state = run.state if run.state.step == 0 else _start_state(run)
         if missing and state is not None:
-            _compute(run, state, split, kept, missing)
+            _compute(run, state, name, kept, missing)
         elif run.mesh.is_first:
-            logger.info("reference log-probabilities of %s: kept in %s", split.name, kept.folder)
+            logger.info("reference log-probabilities of %s: kept in %s", name, kept.folder)
         values = run.mesh.all_gather(kept.read() if run.mesh.is_first else None)[0]
         assert values is not None, "the first rank has read them"
         split.reference[:] = values
@@ -110,30 +110,27 @@ class _Kept:
         return self.folder / f"{first // _BLOCK:06}.npy"
 
 
-def _compute(run: Run, state: TrainState, split: PairSplit, kept: _Kept, missing: list[int]) -> None:
+def _compute(run: Run, state: TrainState, name: str, kept: _Kept, missing: list[int]) -> None:
     """Computes the blocks that are not there; the first rank writes them."""
+    split, size = kept.split, run.config.micro_batch_size * run.mesh.dp * run.mesh.layout.pp
     total = sum(len(kept.numbers(first)) for first in missing)
     run.heartbeat.record(run.state.step, "computing reference log-probabilities", is_long=True)
     with (
-        Progress(f"reference log-probabilities of {split.name}", total, "pairs") as progress,
+        Progress(f"reference log-probabilities of {name}", total, "pairs") as progress,
         without_gathering(state.parts),
     ):
         for first in missing:
             values = []
-            for samples in _chunks(run, first, min(first + _BLOCK, split.num_samples)):
-                found_BP2 = _log_probs(run, state, split.rows(samples)).cpu().numpy()
-                for row, sample in zip(found_BP2, samples, strict=True):
+            last = min(first + _BLOCK, split.num_samples)
+            for begin_of_chunk in range(first, last, size):
+                count = min(size, last - begin_of_chunk)
+                found_BP2 = _log_probs(run, state, split.read(begin_of_chunk, count, ordered=True))
+                for sample, row in enumerate(found_BP2.cpu().numpy(), start=begin_of_chunk):
                     values.append(row[: len(split.pairs_of(sample))])
-                progress.add(sum(len(split.pairs_of(sample)) for sample in samples))
+                    progress.add(len(values[-1]))
                 run.heartbeat.keep_alive()
             if run.mesh.is_first:
                 kept.write(first, np.concatenate(values))
-
-
-def _chunks(run: Run, first: int, last: int) -> Iterator[list[int]]:
-    size = run.config.micro_batch_size * run.mesh.dp * run.mesh.layout.pp
-    for begin_of_chunk in range(first, last, size):
-        yield list(range(begin_of_chunk, min(begin_of_chunk + size, last)))
 
 
 def _log_probs(run: Run, state: TrainState, batch: Batch) -> Tensor:
@@ -161,8 +158,9 @@ def _log_probs(run: Run, state: TrainState, batch: Batch) -> Tensor:
 def _start_state(run: Run) -> TrainState:
     """Returns the weights that a restored run began with."""
     logger.info("the reference log-probabilities are not there any more: computing them again")
-    state = empty_state(run.config, run.mesh, run.precision)
-    begin(state, run.config, run.mesh, run.data.tokenizer)
+    learning = run.learning
+    state = empty_state(run.config, run.mesh, run.precision, adapt=learning.adapt)
+    begin(state, run.config, run.mesh, run.data.tokenizer, change_start=learning.change_start)
     return state
 
 

@@ -115,23 +115,23 @@ def test_what_is_no_pair_is_counted_with_its_place(folder, tmp_path, caplog):
     settings = (f"data.path={path}", "data.split=100,0", "num_steps=1", "global_batch_size=2")
     with caplog.at_level("INFO", logger="groundup"):
         train(config(folder, tmp_path / "run", *settings))
-    assert "train: 3 pairs" in caplog.text
+    assert "3 pairs of" in caplog.text
     for line, reason in (
-        (2, "no chosen (has 'prompt')"),
+        (2, "no chosen (the keys are: prompt)"),
         (3, "identical answers"),
         (4, "empty answer (chosen)"),
-        (5, "too long (107 tokens, over 64)"),
+        (5, "too long (108 tokens; at most 64 fit)"),
         (8, "not JSON"),
     ):
-        assert f"{path}:{line}: {reason}" in caplog.text
+        assert f"{path}:{line}: left out: {reason}" in caplog.text
     path.write_text("\n".join(lines[1:5]))
-    with pytest.raises(DataError, match="no pair to train on: 4 bad records left out"):
+    with pytest.raises(DataError, match="holds no pairs to learn from: 1 no chosen, 1 identical answers"):
         train(config(folder, tmp_path / "none", *settings))
 
 
 def test_layouts_and_losses_that_do_not_fit_are_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"layout\.cp: .* cp parts among ranks"):
-        config(folder, tmp_path / "run", "layout.cp=2").learning()
+        config(folder, tmp_path / "run", "layout.cp=2")
     with pytest.raises(ConfigError, match="neither label_smoothing nor target_margin"):
         config(folder, tmp_path / "run", "stage.loss=ipo", "stage.label_smoothing=0.1")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from groundup.corpus.line_blocks import MalformedRecord
+from groundup.finetune.chats import NoConversation
 from groundup.finetune.pairs import PairFields, pair_of
 
 GIVEN = [
@@ -51,20 +51,20 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_published_forms_are_recognised(name):
     record, prompt = FORMS[name]
-    assert pair_of(record, PairFields()) == (prompt, [YES], [NO])
+    assert pair_of(record, PairFields()) == (prompt, YES, NO)
 
 
 def test_a_shared_first_turn_of_the_answers_belongs_to_the_prompt():
     four, more = {"role": "assistant", "content": "4"}, {"role": "user", "content": "sure?"}
     record = {"prompt": "2 + 2?", "chosen": [four, more, YES], "rejected": [four, more, NO]}
-    assert pair_of(record, PairFields()) == (GIVEN, [YES], [NO])
+    assert pair_of(record, PairFields()) == (GIVEN, YES, NO)
 
 
 def test_other_names_are_mapped():
     record = {"q": "sure?", "good": "Yes.", "bad": "No.", "prompt": "not this", "rules": "be brief"}
     fields = PairFields(prompt="q", chosen="good", rejected="bad", system="rules")
     system = {"role": "system", "content": "be brief"}
-    assert pair_of(record, fields) == ([system, *ASKED], [YES], [NO])
+    assert pair_of(record, fields) == ([system, *ASKED], YES, NO)
 
 
 BAD = {
@@ -74,14 +74,14 @@ BAD = {
     "identical answers": {"prompt": "sure?", "chosen": "Yes.", "rejected": "Yes."},
     "empty answer": {"prompt": "sure?", "chosen": "Yes.", "rejected": " \n"},
     "answers to different prompts": {"chosen": [*GIVEN, YES], "rejected": [*ASKED, NO]},
-    "no answer of the assistant": {"chosen": [*GIVEN, YES], "rejected": GIVEN},
+    "no single answer": {"chosen": [*GIVEN, YES], "rejected": GIVEN},
     "unknown role": {"prompt": "sure?", "chosen": [{"role": "oracle", "content": "Yes."}], "rejected": "No."},
-    "not a conversation": {"prompt": "sure?", "chosen": ["Yes."], "rejected": ["No."]},
+    "malformed turn": {"prompt": "sure?", "chosen": ["Yes."], "rejected": ["No."]},
 }
 
 
 @pytest.mark.parametrize("reason", BAD)
 def test_bad_records_are_told_by_reason(reason):
-    with pytest.raises(MalformedRecord) as caught:
+    with pytest.raises(NoConversation) as caught:
         pair_of(BAD[reason], PairFields())
     assert caught.value.reason == reason
