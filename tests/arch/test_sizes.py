@@ -22,6 +22,7 @@ BUDGETS = {
     "corpus": 9740,
     "deepspeed": 740,
     "eval": 3050,
+    "finetune": 1000,
     "inference": 2100,
     "launch": 1760,
     "megatron": 2530,

@@ -1,0 +1,1 @@
+"""What follows pretraining: other data, another loss and other trainable parameters for the same loop."""
