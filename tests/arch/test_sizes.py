@@ -17,7 +17,7 @@ BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
     "checkpoint": 8350,
-    "cli": 6290,
+    "cli": 6330,
     "core": 2520,
     "corpus": 9740,
     "deepspeed": 740,
@@ -33,7 +33,7 @@ BUDGETS = {
     "serve": 2280,
     "report": 600,
     "tokens": 8200,
-    "train": 4720,
+    "train": 5180,
     "verify": 850,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""

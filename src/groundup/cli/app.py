@@ -58,7 +58,7 @@ _VERBS = {
     "tokens trace": "tokens_plan:trace",
     "plan": "plan:plan",
     "train": "train:train",
-    "finetune": "train:finetune",
+    "finetune": "finetune:finetune",
     "doctor": "doctor:doctor",
     "rehearse": "rehearse:rehearse",
     "deepspeed-config": "deepspeed_config:deepspeed_config",

@@ -1,1 +1,1 @@
-"""What follows pretraining: other data, another loss and other trainable parameters for the same loop."""
+"""Fine-tuning: other data, another loss, other trainable parameters for the one training loop."""
