@@ -23,8 +23,8 @@ Reward = Callable[[Any, str, Mapping[str, Any]], float]
 CHECKS = ("exact", "regex", "number")
 
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*)?\.?\d+(?:[eE][-+]?\d+)?")
-_SHOWN = reprlib.Repr()
-_SHOWN.maxstring = _SHOWN.maxother = 200
+SHOWN = reprlib.Repr()
+SHOWN.maxstring = SHOWN.maxother = 200
 
 
 class _BadReward(Exception):
@@ -90,7 +90,7 @@ class Rewards:
             except _BadReward as error:
                 if self._bad == "error":
                     raise DataError(
-                        f"{error}, for the record at {where} and the completion {_SHOWN.repr(completion)}",
+                        f"{error}, for the record at {where} and the completion {SHOWN.repr(completion)}",
                         where=f"stage.reward {name}",
                         fix="Mend it, or set stage.bad_rewards=skip to count such completions and learn"
                         " nothing from them.",
@@ -111,7 +111,7 @@ def _called(function: Reward, prompt: Any, completion: str, record: Mapping[str,
     except (TypeError, ValueError):
         value = math.nan
     if not math.isfinite(value):
-        raise _BadReward(f"returned {_SHOWN.repr(found)}, which is not a finite number")
+        raise _BadReward(f"returned {SHOWN.repr(found)}, which is not a finite number")
     return value
 
 
