@@ -11,14 +11,15 @@ Whatever does not fit the stage (a layout, a packing) it refuses in ``learning``
 
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from groundup.core.config import config
+from groundup.core.config import ByKind, config
+from groundup.finetune.grpo import Grpo
 from groundup.finetune.pretrain import Pretrain
 from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 
-Stage = Pretrain
+Stage = Annotated[Pretrain | Grpo, ByKind]
 
 
 @config
@@ -44,6 +45,7 @@ def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings that the stage of a config's tree has other defaults for."""
     given = tree.get("stage")
     kind = given.get("kind", "pretrain") if isinstance(given, Mapping) else "pretrain"
-    members = [one for one in typing.get_args(Stage) or [Stage] if getattr(one, "kind", None) == kind]
+    stages = typing.get_args(typing.get_args(Stage)[0])
+    members = [one for one in stages if getattr(one, "kind", None) == kind]
     model = tree.get("model")
     return members[0].defaults(model if isinstance(model, Mapping) else {}) if members else {}
