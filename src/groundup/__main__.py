@@ -20,6 +20,7 @@ _EXTRAS = {
     "fastapi": "serve",
     "uvicorn": "serve",
     "prometheus_client": "serve",
+    "jinja2": "finetune",
 }
 """Module -> the extra of the package that installs it."""
 

@@ -70,7 +70,7 @@ def run_config(
         merge(defaults, tree)
         tree = defaults
     try:
-        config = from_tree(cls, tree, origins)
+        config = from_tree(cls, tree, origins).completed()
     except ConfigError as error:
         if "model" in tree:
             raise

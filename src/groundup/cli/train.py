@@ -127,7 +127,11 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    print(f"Next: groundup generate {shlex.quote(str(resolved.value.run_dir))} --prompt '...'")
+    folder = shlex.quote(str(resolved.value.run_dir))
+    if resolved.value.learning().encode_prompt:
+        print(f"Next: groundup serve {folder}")
+    else:
+        print(f"Next: groundup generate {folder} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
@@ -180,11 +184,9 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
     from groundup.cli.task_scores import task_scorer
     from groundup.core.log import also_to_file
-    from groundup.finetune.config import FinetuneConfig
     from groundup.launch.heartbeat import HeartbeatWriter
     from groundup.launch.watchdog import watchdog
     from groundup.parallel.mesh import leave_distributed
-    from groundup.train.learning import PRETRAINING
     from groundup.train.loop import train as run_loop
 
     with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG):
@@ -195,7 +197,7 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
                 evaluate=evaluate,
                 complete=complete,
                 score_tasks=task_scorer(config),
-                learning=config.learning() if isinstance(config, FinetuneConfig) else PRETRAINING,
+                learning=config.learning(),
                 heartbeat=heartbeat,
             )
         leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
@@ -250,8 +252,9 @@ def complete(run: "Run") -> str:
         bos_ids=run.state.bos_ids,
         companions=run.state.companions,
     )
+    encode = run.learning.encode_prompt
     generation = Engine(loaded).generate(
-        [prompt_ids(loaded, config.prompt)],
+        [encode(run, config.prompt) if encode else prompt_ids(loaded, config.prompt)],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
         stop_ids=loaded.stop_ids,

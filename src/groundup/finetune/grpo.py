@@ -3,7 +3,10 @@
 Shapes: B completions of this rank, T tokens, S completions of a step.
 """
 
+import dataclasses
+import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
@@ -13,14 +16,17 @@ from groundup.core.config_class import NotNegativeFloat, Positive, PositiveFloat
 from groundup.core.errors import ConfigError
 from groundup.finetune.policy_loss import Normalisation, ScaleRewards
 from groundup.finetune.policy_objective import PolicyObjective
-from groundup.finetune.prompts import prompt_data
+from groundup.finetune.prompts import PromptForm, prompt_data
 from groundup.finetune.rewards import BadRewards, Rewards
 from groundup.finetune.rollout_batches import RolloutBatches
+from groundup.finetune.sft import BY_EPOCHS
 from groundup.inference.sampler import Sampling
 from groundup.train.learning import Learning
 
 if TYPE_CHECKING:
     from groundup.finetune.config import FinetuneConfig
+
+_LONGEST = 2048
 
 
 @config
@@ -40,6 +46,9 @@ class Grpo:
             the run; "skip" counts it, and nothing is learned from it.
         group_size: Completions of a prompt.
         max_new_tokens: The greatest length of a completion, the id that ends it included.
+        prompts: How texts are asked: as a user's "chat" with the model's template; as "text" to be continued;
+            or "auto", which asks a model that has a template. Messages always need one.
+        epochs: Passes over the prompts, where num_steps is not given.
         sampling: How completions are drawn.
         updates: Steps that learn from the same completions.
         scale_rewards: What a completion's advantage over its group is divided by: the standard deviation of
@@ -62,6 +71,8 @@ class Grpo:
     bad_rewards: BadRewards = "error"
     group_size: Annotated[int, pydantic.Field(ge=2)] = 8
     max_new_tokens: Positive = 256
+    prompts: PromptForm = "auto"
+    epochs: PositiveFloat = 1.0
     sampling: Sampling = Sampling()
     updates: Positive = 1
     scale_rewards: ScaleRewards = "group"
@@ -89,17 +100,30 @@ class Grpo:
         return (self.reward,) if isinstance(self.reward, str) else self.reward
 
     @staticmethod
-    def defaults(model: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         """Returns settings of the run that this stage has another default for."""
-        length = model.get("max_sequence_length")
+        model, data = tree.get("model") or {}, tree.get("data") or {}
+        longest = model.get("max_sequence_length")
+        name = Path(str(data.get("path", "prompts"))).name.partition(".")[0]
         return {
-            **({"data": {"sequence_length": length}} if length else {}),
+            "run_dir": f"runs/{name}-grpo",
+            "num_steps": BY_EPOCHS,
+            "data": {"sequence_length": min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST},
             "global_batch_size": 64,
-            "optimizer": {"lr": 1e-6},
+            "optimizer": {"kind": "adamw", "lr": 1e-6},
             "schedule": {"kind": "constant"},
             "validation": {"interval": 0},
             "log": {"interval": 1},
         }
+
+    def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
+        """Returns the config with what the prompts decide: the number of steps."""
+        self.learning(run)
+        if run.num_steps < BY_EPOCHS:
+            return run
+        samples = prompt_data(self)(run).train.num_samples
+        steps = math.ceil(self.epochs * samples / run.global_batch_size)
+        return dataclasses.replace(run, num_steps=max(1, steps))
 
     def learning(self, run: "FinetuneConfig") -> Learning:
         """Returns what the training loop is given.

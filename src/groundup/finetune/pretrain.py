@@ -17,9 +17,13 @@ class Pretrain:
     kind: Literal["pretrain"] = "pretrain"
 
     @staticmethod
-    def defaults(model: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         """Returns settings of the run that this stage has another default for: none."""
         return {}
+
+    def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
+        """Returns the config with what model and data decide: as it is."""
+        return run
 
     def learning(self, run: "FinetuneConfig") -> Learning:
         """Returns what the training loop is given."""

@@ -2,23 +2,24 @@
 
 import collections
 import dataclasses
-import functools
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 import torch
 
-from groundup.checkpoint.lazy import LazyModel
-from groundup.core.errors import DataError
+from groundup.checkpoint.companions import Companions
+from groundup.core.errors import ConfigError, DataError
 from groundup.core.log import logger
 from groundup.corpus.line_blocks import MalformedRecord
 from groundup.corpus.records import RecordReader
 from groundup.corpus.source_ranges import SourceRange
 from groundup.corpus.sources import find_source_files
 from groundup.tokens.sampling.shuffle import samples_at
+from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch
 from groundup.train.init_weights import open_start
@@ -27,6 +28,11 @@ from groundup.train.run_data import RunData
 
 if TYPE_CHECKING:
     from groundup.finetune.grpo import Grpo
+
+PromptForm = Literal["auto", "chat", "text"]
+"""How a prompt that is a text is put to the model."""
+
+_FIELDS = {"role", "content"}
 
 SAMPLE = "sample"
 """Extra tensor of a batch: the index of each completion among all of the run."""
@@ -180,10 +186,10 @@ def prompt_data(stage: "Grpo") -> Callable[[TrainConfig], RunData]:
     def open_data(config: TrainConfig) -> RunData:
         assert config.start.path is not None, "a fine-tuning begins with a model"
         model = open_start(config.start.path)
-        [path, *_] = config.data.paths
+        path = config.data.paths[0]
         prompts, fingerprint = read_prompts(
             path,
-            functools.partial(_encode, model),
+            prompt_encoder(model.tokenizer, model.companions, model.bos_ids, stage.prompts),
             most_tokens=config.data.sequence_length - stage.max_new_tokens,
         )
         split = PromptSplit(
@@ -200,9 +206,41 @@ def prompt_data(stage: "Grpo") -> Callable[[TrainConfig], RunData]:
     return open_data
 
 
-def _encode(model: LazyModel, prompt: str | list[Any]) -> list[int]:
-    """Returns the ids of a prompt as the model saw texts in training."""
-    if isinstance(prompt, list):
-        raise MalformedRecord("messages need a chat template")
-    ids = [*model.bos_ids, *model.tokenizer.encode(prompt)]
-    return ids or [model.tokenizer.end_of_document_id]
+def prompt_encoder(
+    tokenizer: Tokenizer, companions: Companions, bos_ids: Sequence[int], form: PromptForm
+) -> Callable[[str | list[Any]], list[int]]:
+    """Returns what turns prompts into ids as the model saw texts in its training.
+
+    It raises ``MalformedRecord`` where that cannot be.
+
+    Raises:
+        ConfigError: The model has no chat template, and ``form`` asks for one.
+    """
+    from groundup.inference.chat_template import TemplateRefusal, read_chat_template
+
+    template = read_chat_template(companions, tokenizer.special_tokens)
+    if template is None and form == "chat":
+        raise ConfigError(
+            "the model has no chat template",
+            where="stage.prompts=chat",
+            fix="Tune it on conversations first (stage.kind=sft), or set stage.prompts=text.",
+        )
+
+    def encode(prompt: str | list[Any]) -> list[int]:
+        if isinstance(prompt, str) and (form == "text" or template is None):
+            return [*bos_ids, *tokenizer.encode(prompt)] or [tokenizer.end_of_document_id]
+        if template is None:
+            raise MalformedRecord("messages, and the model has no chat template")
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        if not messages or not all(isinstance(one, dict) and one.keys() >= _FIELDS for one in messages):
+            raise MalformedRecord("messages without role and content")
+        if messages[-1]["role"] == "assistant":
+            raise MalformedRecord("the last message is the assistant's")
+        try:
+            parts = template.render(messages)
+        except TemplateRefusal as error:
+            raise MalformedRecord("refused by the chat template", error.what) from None
+        ids = ([part] if isinstance(part, int) else tokenizer.encode(part) for part in parts)
+        return list(itertools.chain.from_iterable(ids))
+
+    return encode

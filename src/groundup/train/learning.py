@@ -14,6 +14,7 @@
 5. ``prepare`` completes each batch of this rank, on its device, with the present weights, when its step
    begins. It must be a pure function of seed, step and weights: resuming calls it again.
 6. ``objective`` is the loss.
+7. ``encode_prompt`` turns ``sample.prompt`` into ids, where a model is not simply asked to continue it.
 """
 
 import dataclasses
@@ -41,6 +42,7 @@ class Learning:
     begin: "Callable[[Run], None] | None" = None
     prepare: "Callable[[Run, Batch], Batch] | None" = None
     objective: Objective = LANGUAGE_MODELLING
+    encode_prompt: "Callable[[Run, str], list[int]] | None" = None
 
 
 PRETRAINING = Learning()
