@@ -22,9 +22,9 @@ BUDGETS = {
     "corpus": 9740,
     "deepspeed": 740,
     "eval": 3050,
-    "inference": 2680,
+    "inference": 2690,
     "launch": 1970,
-    "finetune": 1900,
+    "finetune": 3150,
     "megatron": 2530,
     "models": 1480,
     "parallel": 1880,
@@ -33,7 +33,7 @@ BUDGETS = {
     "serve": 2200,
     "report": 600,
     "tokens": 8200,
-    "train": 5240,
+    "train": 5360,
     "verify": 850,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""

@@ -183,7 +183,7 @@ class StepEngine:
         """Adds a drawn token to its text."""
         request = sequence.request
         if number in request.stop_ids:
-            return self._end(sequence, "stop")
+            return self._end(sequence, "stop", stop_id=number)
         sequence.tokens.append(number)
         text = sequence.text.feed(self.tokenizer.token_bytes(number))
         logprobs = (logprob,) if logprob else ()
@@ -219,6 +219,7 @@ class StepEngine:
         ids: tuple[int, ...] = (),
         text: str = "",
         logprobs: tuple[TokenLogprob, ...] = (),
+        stop_id: int | None = None,
     ) -> Delta:
         if not sequence.text.stopped:
             text += sequence.text.feed(b"", final=True)
@@ -230,6 +231,7 @@ class StepEngine:
             logprobs=logprobs,
             prompt_logprobs=sequence.take_prompt_logprobs(),
             finished=reason,
+            stop_id=stop_id,
         )
 
     def _fail(self, number: int) -> Delta:
