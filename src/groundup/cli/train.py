@@ -156,6 +156,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
         code = run_ranks(
             world_size,
             [*arguments, *debug],
+            modules=["groundup.train.loop"],
             folder=config.run_dir / _RANKS,
             max_restarts=max_restarts,
             newest_step=_newest_step(config) if max_restarts else lambda: 0,

@@ -18,13 +18,15 @@ from typing import Annotated, Any
 
 from groundup.core.config import ByKind, config
 from groundup.corpus.sources import content_ending
+from groundup.finetune.dpo import Dpo
+from groundup.finetune.grpo import Grpo
 from groundup.finetune.lora import LoraConfig, adapters_of
 from groundup.finetune.pretrain import Pretrain
 from groundup.finetune.sft import Sft
 from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 
-Stage = Annotated[Pretrain | Sft, ByKind]
+Stage = Annotated[Pretrain | Sft | Dpo | Grpo, ByKind]
 
 _OF_RECORDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 
