@@ -11,8 +11,8 @@ from groundup.checkpoint.companions import Companions
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.finetune.policy_loss import group_advantages, policy_loss
 from groundup.finetune.prompts import prompt_encoder, read_prompts
+from groundup.finetune.record_data import BY_EPOCHS
 from groundup.finetune.rollouts import seed_of
-from groundup.finetune.sft import BY_EPOCHS
 from groundup.finetune.templates import with_template
 from groundup.train.init_weights import open_start
 from tests.grpo import grpo_config, make_prompts, run_grpo, samples_of
