@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from groundup.inference.decode_attention import BagAttention, GatheredAttention
+from groundup.inference.prompt_attention import PromptAttention, prompts_at_once
 from groundup.models.masks import CausalMask
 
 _KEYS_AT_ONCE = 1 << 22
@@ -46,6 +47,14 @@ class _Decodes:
 
     rows: slice
     attention: GatheredAttention | BagAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompts:
+    """The first chunks of several texts."""
+
+    rows: slice
+    attention: PromptAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,34 +116,66 @@ class PagedCache:
                 keys_CSKH = keys.view(num_blocks, num_kv_heads, head_dim, block_size).permute(0, 3, 1, 2)
             self._layers[layer] = (keys_CSKH, values.view(by_token))
         self._places: tuple[Tensor, ...] = ()  # block, and where in it, of each new token
-        self._parts: list[_Decodes | _Prefill] = []
+        self._parts: list[_Decodes | _Prompts | _Prefill] = []
 
-    def prepare(
-        self, spans: Sequence[Span], *, cleared: Sequence[int] = (), copies: Mapping[int, int] | None = None
-    ) -> None:
-        """Prepares for a forward pass over the tokens of these spans, in their order.
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model computes."""
+        return self._pool.device
 
-        Args:
-            spans: Those of one token come first, the longest texts before the shorter.
-            cleared: Blocks that are first filled with zeros.
-            copies: Block -> the one whose content it then gets.
-        """
+    @property
+    def block_bytes(self) -> int:
+        """Returns the bytes of a block's keys in one layer, or of its values."""
+        return self._pool.shape[-1] * self._pool.itemsize
+
+    def change(self, *, cleared: Sequence[int], copies: Mapping[int, int]) -> None:
+        """Fills blocks with zeros, then gives blocks, the keys of ``copies``, the content of others."""
         if cleared:
             self._pool[:, :, list(cleared)] = 0
         if copies:
             self._pool[:, :, list(copies)] = self._pool[:, :, list(copies.values())]
+
+    def prepare(self, spans: Sequence[Span]) -> None:
+        """Prepares for a forward pass over the tokens of these spans, in their order.
+
+        Args:
+            spans: Those of one token come first, the longest texts before the shorter; then those that
+                continue texts, and then first chunks.
+        """
         size, device = self.block_size, self._pool.device
         places = [at for span in spans for at in range(span.start, span.end)]
         blocks = [span.blocks[at // size] for span in spans for at in range(span.start, span.end)]
         self._places = tuple(torch.tensor([blocks, [at % size for at in places]], device=device))
         num_decodes = sum(span.num_tokens == 1 for span in spans)
         self._parts = [self._group(spans, rows) for rows in self._groups(spans[:num_decodes])]
-        row = num_decodes
-        for span in spans[num_decodes:]:
+        row, chunks = num_decodes, list(spans[num_decodes:])
+        if device.type != "cpu":
+            first_chunks = [span.num_tokens for span in chunks if not span.start]
+            chunks = chunks[: len(chunks) - len(first_chunks)]
+            begin = row + sum(span.num_tokens for span in chunks)
+            for lengths in prompts_at_once(first_chunks):
+                rows = slice(begin, begin + sum(lengths))
+                self._parts.append(_Prompts(rows, PromptAttention(lengths, device)))
+                begin = rows.stop
+        for span in chunks:
             assert span.num_tokens > 1, "spans of one token come first"
             table = torch.tensor(span.blocks, device=device) if span.start else None
             self._parts.append(_Prefill(slice(row, row + span.num_tokens), table, span.end))
             row += span.num_tokens
+
+    def prepare_decodes(
+        self, blocks_R: Tensor, places_R: Tensor, table_RC: Tensor, lengths_R1: Tensor
+    ) -> None:
+        """Prepares for a forward pass over one token each of texts, by tensors that a graph reads.
+
+        Args:
+            blocks_R: Block that the keys and values of each go to.
+            places_R: Where in the block.
+            table_RC: Blocks of each text, filled up with any whose numbers are finite if the text's are.
+            lengths_R1: Tokens of each text that are cached after this.
+        """
+        self._places = (blocks_R, places_R)
+        self._parts = [_Decodes(slice(0, len(blocks_R)), self._attention_to(table_RC, lengths_R1))]
 
     def attend(self, layer: int, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> Tensor:
         """Stores a layer's new keys and values; returns attention to each text's own so far [1, N, M, H].
@@ -154,6 +195,9 @@ class PagedCache:
                 y_MNH[part.rows] = part.attention.attend(q_RNH, keys_CSKH, values_CSKH)
                 continue
             k_1KSH, v_1KSH = k_BKTH[:, :, part.rows], v_BKTH[:, :, part.rows]
+            if isinstance(part, _Prompts):
+                y_MNH[part.rows] = part.attention.attend(q_1NTH, k_1KSH, v_1KSH)
+                continue
             if part.table is not None:
                 k_1KSH, v_1KSH = (
                     pool_CSKH[part.table].flatten(0, 1)[: part.end].transpose(0, 1).unsqueeze(0)
@@ -190,9 +234,12 @@ class PagedCache:
             device=device,
         )
         lengths_R1 = torch.tensor([[span.end] for span in members], device=device)
-        hidden_RT = torch.arange(num_blocks * self.block_size, device=device) >= lengths_R1
+        return _Decodes(rows, self._attention_to(table_RC, lengths_R1))
+
+    def _attention_to(self, table_RC: Tensor, lengths_R1: Tensor) -> GatheredAttention | BagAttention:
+        hidden_RT = torch.arange(table_RC.shape[1] * self.block_size, device=self.device) >= lengths_R1
         bias_RT = torch.zeros_like(hidden_RT, dtype=self._pool.dtype).masked_fill_(hidden_RT, -torch.inf)
-        return _Decodes(rows, self._attention(table_RC, bias_RT.unsqueeze(1)))
+        return self._attention(table_RC, bias_RT.unsqueeze(1))
 
     def _num_blocks(self, span: Span) -> int:
         return -(-span.end // self.block_size)

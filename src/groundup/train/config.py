@@ -1,7 +1,7 @@
 """The config of a training run."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
@@ -21,6 +21,9 @@ from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import LengthIn, ScheduleUnit, Steps, Warmup
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuardConfig
+
+if TYPE_CHECKING:
+    from groundup.train.learning import Learning
 
 
 @config
@@ -144,7 +147,8 @@ class TrainConfig:
         threads: CPU threads of a step; 0 finds a number while training, but keeps PyTorch's own where
             OMP_NUM_THREADS is set, with several ranks, and in deterministic runs.
         recompute: Activation checkpointing.
-        compile: Compile each layer with torch.compile; falls back to eager with a warning.
+        compile: Compile each layer with torch.compile; falls back to eager with a warning. ``auto``: on a
+            GPU, where no layer is shared among ranks.
         deterministic: Use only kernels whose result is the same in every run.
         seed: Of initial weights, sample order and dropout.
         start: Weights to begin with.
@@ -178,7 +182,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: NotNegative = 0
     recompute: Recompute = Recompute()
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     seed: NotNegative = 1234
     start: StartConfig = StartConfig()
@@ -231,6 +235,16 @@ class TrainConfig:
                 f"{length} makes the warm-up {self.warmup_length:g} {self.schedule_unit} long, and the"
                 f" schedule ends after {horizon}={getattr(self, horizon)}; lower {length} or raise {horizon}"
             )
+
+    def completed(self) -> "TrainConfig":
+        """Returns the config with what model and data decide; that of a fine-tuning decides something."""
+        return self
+
+    def learning(self) -> "Learning":
+        """Returns the data, the loss and the trainable parameters; a fine-tuning has others."""
+        from groundup.train.learning import PRETRAINING
+
+        return PRETRAINING
 
     @property
     def batch_sizes(self) -> BatchSizes:

@@ -1,6 +1,7 @@
 """What a new run begins with: random weights, or those of a model that is there already."""
 
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,14 @@ def model_of(path: Path) -> dict[str, Any]:
     return to_dict(open_start(path).config)
 
 
-def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer: Tokenizer) -> None:
+def begin(
+    state: TrainState,
+    config: TrainConfig,
+    mesh: ParallelMesh,
+    tokenizer: Tokenizer,
+    *,
+    change_start: Callable[[LazyModel], LazyModel] | None = None,
+) -> None:
     """Fills the weights of a new run; with ``start.state`` all that an earlier run knew.
 
     Args:
@@ -41,6 +49,7 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
         config: Of the run.
         mesh: This rank among the others.
         tokenizer: Of the data.
+        change_start: Changes the model of ``start.path``, without ``start.state``: see ``train.learning``.
 
     Raises:
         CheckpointError: There is no such model, or it is another than the config's.
@@ -63,7 +72,10 @@ def begin(state: TrainState, config: TrainConfig, mesh: ParallelMesh, tokenizer:
             _begin_average(state)
         logger.info("going on from %s: step %d", stored.source, state.step)
     else:
-        stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size)
+        if change_start:
+            stored = change_start(open_start(path))
+        else:
+            stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size)
         _place_weights(state, config, stored, tokenizer)
         _begin_average(state)
         logger.info("starting from the weights of %s", stored.source)
