@@ -70,7 +70,15 @@ class FusedBlock(nn.Module):
 
 
 def fuse_layers(model: nn.Module, linear: type[PackedLinear | Int8Linear]) -> None:
-    """Replaces a model's layers, one after the other."""
-    if isinstance(model, Model):
-        for name, block in list(model.layers.items()):
+    """Replaces a model's layers, one after the other; of one with adapters, its plain linear parts only."""
+    if not isinstance(model, Model):
+        return
+    for name, block in list(model.layers.items()):
+        linears = [part for part in block.modules() if isinstance(part, nn.Linear)]
+        if all(type(part) is nn.Linear for part in linears):
             model.layers[name] = FusedBlock(block, linear)
+            continue
+        for module in list(block.modules()):
+            for child_name, child in module.named_children():
+                if type(child) is nn.Linear:
+                    setattr(module, child_name, linear(child.weight, child.bias))
