@@ -25,7 +25,7 @@ BUDGETS = {
     "inference": 2100,
     "launch": 1760,
     "megatron": 2530,
-    "models": 1480,
+    "models": 1530,
     "parallel": 1870,
     "plan": 3370,
     "rehearsal": 570,
