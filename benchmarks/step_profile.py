@@ -207,7 +207,12 @@ def main() -> None:
             print({key: cases[-1][key] for key in ("size", "ceiling", "step_ms", "kinds")}, flush=True)
     result = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {**describe_machine("torch"), "pytorch_kernels": torch.backends.cpu.get_cpu_capability()},
+        "machine": {
+            **describe_machine("torch"),
+            "instruction sets": ", ".join(
+                name for name, has in torch.cpu.get_capabilities().items() if has is True
+            ),
+        },
         "seconds": arguments.seconds,
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[0],
