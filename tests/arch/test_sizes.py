@@ -26,7 +26,7 @@ BUDGETS = {
     "launch": 1970,
     "finetune": 3500,
     "megatron": 2530,
-    "models": 1480,
+    "models": 1530,
     "parallel": 1950,
     "plan": 3850,
     "rehearsal": 570,
