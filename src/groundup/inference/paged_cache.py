@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import math
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -107,20 +107,29 @@ class PagedCache:
         self._slots_M = torch.empty(0, dtype=torch.int64)
         self._parts: list[_Decodes | _Prefill] = []
 
-    def prepare(
-        self, spans: Sequence[Span], *, cleared: Sequence[int] = (), copies: Mapping[int, int] | None = None
-    ) -> None:
-        """Prepares for a forward pass over the tokens of these spans, in their order.
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model computes."""
+        return self._pool.device
 
-        Args:
-            spans: Those of one token come first, the longest texts before the shorter.
-            cleared: Blocks that are first filled with zeros.
-            copies: Block -> the one whose content it then gets.
-        """
+    @property
+    def block_bytes(self) -> int:
+        """Returns the bytes of a block's keys in one layer, or of its values."""
+        return math.prod(self._pool.shape[3:]) * self._pool.itemsize
+
+    def change(self, *, cleared: Sequence[int], copies: Mapping[int, int]) -> None:
+        """Fills blocks with zeros, then gives blocks, the keys of ``copies``, the content of others."""
         if cleared:
             self._pool[:, :, list(cleared)] = 0
         if copies:
             self._pool[:, :, list(copies)] = self._pool[:, :, list(copies.values())]
+
+    def prepare(self, spans: Sequence[Span]) -> None:
+        """Prepares for a forward pass over the tokens of these spans, in their order.
+
+        Args:
+            spans: Those of one token come first, the longest texts before the shorter.
+        """
         size, device = self.block_size, self._pool.device
         slots = [
             span.blocks[at // size] * size + at % size for span in spans for at in range(span.start, span.end)
@@ -134,6 +143,18 @@ class PagedCache:
             table = torch.tensor(span.blocks, device=device) if span.start else None
             self._parts.append(_Prefill(slice(row, row + span.num_tokens), table, span.end))
             row += span.num_tokens
+
+    def prepare_decodes(self, slots_R: Tensor, table: Tensor, lengths_R: Tensor) -> None:
+        """Prepares for a forward pass over one token each of texts, by tensors that a graph reads.
+
+        Args:
+            slots_R: Where keys and values go: block times ``block_size``, and the place in the block.
+            table: Blocks of the first text, then as many of the next.
+            lengths_R: Tokens of each text that are cached after this.
+        """
+        num_keys = len(table) // len(slots_R) * self.block_size
+        self._slots_M = slots_R
+        self._parts = [_Decodes(slice(0, len(slots_R)), table, self._bias(lengths_R.unsqueeze(1), num_keys))]
 
     def attend(self, layer: int, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> Tensor:
         """Stores a layer's new keys and values; returns attention to each text's own so far [1, N, M, H].
@@ -163,14 +184,9 @@ class PagedCache:
     def _decode(self, q_RNH: Tensor, keys: Tensor, values: Tensor, group: _Decodes) -> Tensor:
         """Attends from a single query each; returns [R, N, H]."""
         num_texts, num_keys = group.bias_R1S.shape[0], group.bias_R1S.shape[2]
-        wanted = num_texts * num_keys * keys.shape[2] * keys.shape[3]
-        if self._scratch.shape[1] < wanted:
-            self._scratch = self._pool.new_empty(2, wanted)
         k_RSKH, v_RSKH = (
-            torch.index_select(
-                pool.flatten(1), 0, group.table, out=buffer[:wanted].view(len(group.table), -1)
-            ).view(num_texts, num_keys, *keys.shape[2:])
-            for pool, buffer in zip((keys, values), self._scratch, strict=True)
+            gathered.view(num_texts, num_keys, *keys.shape[2:])
+            for gathered in self._gather(keys, values, group.table)
         )
         q_RKGH = q_RNH.unflatten(1, (keys.shape[2], -1))
         if not self._by_elements:
@@ -188,6 +204,18 @@ class PagedCache:
         weights_RSKG = (scores_RSKG + bias_RS11).softmax(1).to(q_RNH.dtype)
         y_RKGH = (v_RSKH.unsqueeze(3) * weights_RSKG.unsqueeze(-1)).sum(1)
         return y_RKGH.flatten(1, 2)  # type: ignore[no-any-return]
+
+    def _gather(self, keys: Tensor, values: Tensor, table: Tensor) -> Iterable[Tensor]:
+        """Returns blocks of keys and of values; on a CPU in memory that is used again and again."""
+        if self.device.type != "cpu":
+            return (pool.index_select(0, table) for pool in (keys, values))
+        wanted = len(table) * math.prod(keys.shape[1:])
+        if self._scratch.shape[1] < wanted:
+            self._scratch = self._pool.new_empty(2, wanted)
+        return (
+            torch.index_select(pool.flatten(1), 0, table, out=buffer[:wanted].view(len(table), -1))
+            for pool, buffer in zip((keys, values), self._scratch, strict=True)
+        )
 
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
         """Cuts texts of falling lengths where padding or the gathered keys would be too much."""
@@ -218,10 +246,15 @@ class PagedCache:
             for block in (*span.blocks[:num_blocks], *(span.blocks[:1] * (num_blocks - len(span.blocks))))
         ]
         lengths_R1 = torch.tensor([span.end for span in members], device=device).unsqueeze(1)
-        hidden_RS = torch.arange(num_blocks * self.block_size, device=device) >= lengths_R1
+        bias_R1S = self._bias(lengths_R1, num_blocks * self.block_size)
+        return _Decodes(rows, torch.tensor(table, device=device), bias_R1S)
+
+    def _bias(self, lengths_R1: Tensor, num_keys: int) -> Tensor:
+        """Returns [R, 1, S]: -inf where a text has no keys."""
+        hidden_RS = torch.arange(num_keys, device=self.device) >= lengths_R1
         dtype = torch.float32 if self._by_elements else self._pool.dtype
-        bias_RS = torch.zeros(hidden_RS.shape, dtype=dtype, device=device).masked_fill_(hidden_RS, -torch.inf)
-        return _Decodes(rows, torch.tensor(table, device=device), bias_RS.unsqueeze(1))
+        bias_RS = torch.zeros(hidden_RS.shape, dtype=dtype, device=self.device)
+        return bias_RS.masked_fill_(hidden_RS, -torch.inf).unsqueeze(1)
 
     def _num_blocks(self, span: Span) -> int:
         return -(-span.end // self.block_size)

@@ -21,6 +21,7 @@ from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import materialize, parallelize
+from groundup.parallel.compile import is_compiled
 from groundup.parallel.device import LossScaler, Precision, choose_device, choose_precision, describe_device
 from groundup.parallel.layout import describe_layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
@@ -197,7 +198,7 @@ def empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -
         model,
         mesh,
         recompute=config.recompute,
-        compile=config.compile,
+        compile=is_compiled(config.compile, mesh.layout, mesh.device),
         precision=precision.autocast,
     )
     materialize(model, pipeline, mesh.device)
