@@ -22,7 +22,7 @@ BUDGETS = {
     "corpus": 9740,
     "deepspeed": 740,
     "eval": 3050,
-    "inference": 2840,
+    "inference": 2990,
     "launch": 1970,
     "finetune": 3500,
     "megatron": 2530,
