@@ -40,7 +40,7 @@ from groundup.parallel.mesh import init_distributed
 from groundup.tokens.tokenize import build_tokens
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
-from groundup.train.data_loader import read_batch
+from groundup.train.run_data import read_batch
 from groundup.train.setup import build_run
 from groundup.train.step import train_step
 
@@ -203,7 +203,7 @@ def measure_stall(data: Path, folder: Path, *, steps: int, every: int, rounds: i
             ).value
             run = build_run(config)
             in_loop = 0.0
-            batch = read_batch(run.training, 0, 4, vocab_size=300)
+            batch = read_batch(run.data.train.samples, 0, 4, vocab_size=300)
             for _ in range(2):
                 train_step(run.state, batch, config, run.precision, run.mesh)
             began = time.perf_counter()

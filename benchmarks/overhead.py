@@ -27,8 +27,9 @@ from groundup.core.config import resolve
 from groundup.tokens.tokenize import build_tokens
 from groundup.tokens.tokenizer.train_bpe import train_tokenizer
 from groundup.train.config import TrainConfig
-from groundup.train.data_loader import Batch, read_batch
+from groundup.train.data_loader import Batch
 from groundup.train.loss import linear_cross_entropy
+from groundup.train.run_data import read_batch
 from groundup.train.setup import Run, build_run
 from groundup.train.state import RngStates
 from groundup.train.step import train_step
@@ -127,7 +128,11 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             with tempfile.TemporaryDirectory() as folder:
                 run = prepared_run(Path(folder), model, shape)
                 batch = read_batch(
-                    run.training, 0, shape[0], vocab_size=run.config.model.vocab_size, mask_documents=False
+                    run.data.train.samples,
+                    0,
+                    shape[0],
+                    vocab_size=run.config.model.vocab_size,
+                    mask_documents=False,
                 )
                 if not arguments.busy:
                     wait_for_idle_cpu()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from groundup.train import setup
-from groundup.train.data_loader import Batch, read_batch
-from groundup.train.stability import step_dump
+from groundup.train import run_data
+from groundup.train.data_loader import Batch
+from groundup.train.run_data import read_batch
 
 
 def poisoned(begin: int, end: int) -> Callable[..., Batch]:
@@ -43,8 +43,7 @@ def without(begin: int, end: int) -> Callable[..., Batch]:
 def reading(read: Callable[..., Batch]) -> Iterator[None]:
     """Within the block training reads its batches so."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "read_batch", read)
-        patch.setattr(step_dump, "read_batch", read)
+        patch.setattr(run_data, "read_batch", read)
         yield
 
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from groundup.eval.perplexity import perplexity_of_samples
 from groundup.models import build_model, lm_head
 from groundup.models.init import initialise
-from groundup.tokens.sampling.dataset import PADDING, TokenDataset
+from groundup.tokens.sampling.dataset import TokenDataset
 from groundup.tokens.sampling.packing import PackedDataset
-from groundup.train.data_loader import read_batch
-from groundup.train.loss import linear_cross_entropy
+from groundup.train.loss import IGNORE, linear_cross_entropy
+from groundup.train.objective import LANGUAGE_MODELLING
+from groundup.train.run_data import TokenSplit, read_batch
+from groundup.train.validation import measure
 from tests.instances import MODELS
 from tests.unit.tokens.sources import ArraySource
 
@@ -129,15 +130,11 @@ def test_the_kernel_for_bf16_stays_within_documents_too(model, source):
 
 @torch.no_grad()
 def summed_loss(model, batch):
-    """The loss of what ``perplexity_of_samples`` asks for."""
-    tokens, targets, positions, documents = (
-        None if array is None else torch.from_numpy(array)
-        for array in (batch.tokens_BT, batch.targets_BT, batch.positions_BT, batch.documents_BT)
-    )
-    logits = lm_head(model, model(tokens, positions_BT=positions, documents_BT=documents), 300)
-    return cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=PADDING
-    ).item()
+    """The loss of what an evaluation asks for."""
+    positions, documents = batch.positions_BT, batch.documents_BT
+    logits = lm_head(model, model(batch.tokens_BT, positions_BT=positions, documents_BT=documents), 300)
+    targets = batch.targets_BT.flatten()
+    return cross_entropy(logits.flatten(0, 1), targets, reduction="sum", ignore_index=IGNORE).item()
 
 
 def test_evaluation_predicts_each_document_alone(model, source):
@@ -146,13 +143,16 @@ def test_evaluation_predicts_each_document_alone(model, source):
         expected = sum(float(loss) for loss in losses_one_by_one(model, whole_documents(source)))
     vocab_size = model.config.vocab_size
 
-    def losses(batch):
-        return summed_loss(model, batch)
+    def measured(mask_documents):
+        split = TokenSplit(samples=dataset, vocab_size=vocab_size, mask_documents=mask_documents)
+        total = split.num_samples
+        batches = (split.read(at, min(3, total - at), ordered=True) for at in range(0, total, 3))
+        return measure(lambda batch: [summed_loss(model, batch)], batches, LANGUAGE_MODELLING)
 
-    found = perplexity_of_samples(losses, vocab_size, dataset, mask_documents=True, batch_size=3)
+    found = measured(True)
     assert found.total_loss == pytest.approx(expected, rel=1e-5)
     assert found.num_tokens == dataset.packing.num_targets == sum(LENGTHS) - len(LENGTHS)
-    joined = perplexity_of_samples(losses, vocab_size, dataset, batch_size=3)
+    joined = measured(False)
     assert joined.num_tokens > found.num_tokens
     assert joined.loss != pytest.approx(found.loss, rel=1e-4)
 

@@ -4,7 +4,7 @@ import pytest
 import transformers
 
 from groundup.checkpoint.companions import read_companions
-from groundup.serve.chat_template import read_chat_template
+from groundup.inference.chat_template import read_chat_template
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from tests.tiny import END, tiny_tokenizer
 

@@ -18,7 +18,7 @@ from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
 from groundup.parallel.layout import Layout
 from groundup.train.config import CheckpointConfig, StartConfig, TrainConfig
-from groundup.train.data_loader import read_batch
+from groundup.train.run_data import read_batch
 from groundup.train.setup import build_run, writer_of
 from groundup.train.step import train_step
 from tests.parallel.ranks import train_on_ranks
@@ -57,7 +57,7 @@ def save_again_and_step(config: TrainConfig) -> None:
     dataclasses.replace(run, config=again, writer=writer_of(again, run.tokenizer, run.mesh)).save(wait=True)
     share = config.global_batch_size // run.mesh.dp
     first = run.state.samples + run.mesh.dp_rank * share
-    batch = read_batch(run.training, first, share, vocab_size=config.model.vocab_size)
+    batch = read_batch(run.data.train.samples, first, share, vocab_size=config.model.vocab_size)
     result = train_step(run.state, batch, config, run.precision, run.mesh)
     if run.mesh.is_first:
         (config.run_dir / "next_loss").write_text(repr(float(result.loss)))

@@ -47,6 +47,18 @@ class Companions:
         """Returns the ids that end a text, as the generation settings list them."""
         return _as_ids(self._generation.get("eos_token_id"))
 
+    @property
+    def chat_template(self) -> str | None:
+        """Returns the text of the chat template; None where there is none."""
+        source: Any = json.loads(self.files.get(_SETTINGS, b"{}")).get("chat_template")
+        if "chat_template.json" in self.files:
+            source = json.loads(self.files["chat_template.json"]).get("chat_template", source)
+        if "chat_template.jinja" in self.files:
+            source = self.files["chat_template.jinja"].decode()
+        if isinstance(source, list):  # several by name
+            source = {one.get("name"): one.get("template") for one in source}.get("default")
+        return source if isinstance(source, str) else None
+
     def token_ids(self, vocab_size: int) -> dict[str, Any]:
         """Returns the ids of special tokens in the generation settings, for a ``config.json``.
 

@@ -90,7 +90,7 @@ def pretrain_gpt(words: Sequence[str]) -> None:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(file) as stream:
             stream.write(to_yaml(config).encode())
-    train_resolved(resolved, asked.max_restarts, [str(file)])
+    train_resolved(resolved, asked.max_restarts, ["train", str(file)])
 
 
 def _lay_over(asked: "Pretraining", path: Path) -> None:

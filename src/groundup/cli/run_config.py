@@ -31,7 +31,11 @@ def file_and_overrides(first: Path | None, overrides: Sequence[str]) -> tuple[Pa
 
 
 def run_config(
-    file: Path | None, overrides: Sequence[str], *, deepspeed: Path | None = None
+    file: Path | None,
+    overrides: Sequence[str],
+    *,
+    deepspeed: Path | None = None,
+    finetunes: bool = False,
 ) -> "Resolved[TrainConfig]":
     """Resolves the config of presets, a file and overrides; ``start.path``, where given, tells the model.
 
@@ -41,13 +45,14 @@ def run_config(
         file: YAML file, or the first override.
         overrides: Settings as dotted.key=value, which win over the file.
         deepspeed: A DeepSpeed config, which wins over the file and not over the overrides.
+        finetunes: The config is a ``FinetuneConfig``, with the defaults of its stage.
 
     Raises:
         ConfigError: With all problems found.
         CheckpointError: There is no model at ``start.path``.
     """
     from groundup.core.config import Resolved, from_tree
-    from groundup.core.config_sources import merged
+    from groundup.core.config_sources import leaves, merge, merged
 
     file, overrides = file_and_overrides(file, overrides)
     if file is None and not overrides and deepspeed is None:
@@ -56,8 +61,16 @@ def run_config(
     tree, origins = merged(file, overrides, presets(), _model_of_start, over_file)
     from groundup.train.config import TrainConfig  # imports torch: not before the file is found
 
+    cls: type[TrainConfig] = TrainConfig
+    if finetunes:
+        from groundup.finetune.config import FinetuneConfig, stage_defaults
+
+        cls, defaults = FinetuneConfig, stage_defaults(tree)
+        origins = {key: "default of the stage" for key, _ in leaves(defaults)} | origins
+        merge(defaults, tree)
+        tree = defaults
     try:
-        config = from_tree(TrainConfig, tree, origins)
+        config = from_tree(cls, tree, origins).completed()
     except ConfigError as error:
         if "model" in tree:
             raise

@@ -1,8 +1,6 @@
-"""``groundup train`` and ``finetune``."""
+"""``groundup train``, and what fine-tuning shares with it."""
 
 import contextlib
-import functools
-import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -18,8 +16,8 @@ from groundup.core.errors import ConfigError
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
     from groundup.tokens.sampling.collate import Evaluation
-    from groundup.tokens.sampling.dataset import Samples
     from groundup.train.config import TrainConfig
+    from groundup.train.run_data import Split
     from groundup.train.setup import Run
 
 _RANKS = "ranks"
@@ -79,34 +77,7 @@ def train(
     else:
         words = [*([str(config)] if config else []), *overrides]
         words += ["--deepspeed", str(deepspeed)] if deepspeed else []
-        train_resolved(resolved, max_restarts, words)
-
-
-def finetune(
-    model: Path,
-    config: ConfigFile = None,
-    *overrides: Override,
-    print_config: PrintConfig = False,
-    max_restarts: MaxRestarts = 0,
-) -> None:
-    """Train a model further, from the weights in a folder: `groundup train` with start.path=MODEL.
-
-    The architecture is the model's; everything else is given as for `groundup train`. The data must be
-    tokenized with the model's own tokenizer, which the folder holds too.
-
-    For example:
-
-        groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
-
-        groundup finetune smollm finetune.yaml optimizer.lr=2e-5
-
-        groundup finetune smollm run_dir=runs/a data.path=data/new_text_document num_steps=500
-
-    Args:
-        model: A run folder or one of its checkpoints, a Hugging Face folder, or nanoGPT's ckpt.pt.
-    """
-    start = f"start.path={json.dumps(str(model))}"
-    train(config, start, *overrides, print_config=print_config, max_restarts=max_restarts)
+        train_resolved(resolved, max_restarts, ["train", *words])
 
 
 def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, arguments: Sequence[str]) -> None:
@@ -115,7 +86,7 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
     Args:
         resolved: The run.
         max_restarts: As ``--max-restarts`` of ``groundup train``.
-        arguments: Those of ``groundup train`` with which the ranks that are started find the same config.
+        arguments: The verb and its arguments with which the ranks that are started find the same config.
     """
     from groundup.cli.task_scores import task_scorer
     from groundup.core.files import require_writable
@@ -156,7 +127,11 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    print(f"Next: groundup generate {shlex.quote(str(resolved.value.run_dir))} --prompt '...'")
+    run_dir = shlex.quote(str(resolved.value.run_dir))
+    if resolved.value.learning().encode_prompt:
+        print(f"Next: groundup serve {run_dir}")
+    else:
+        print(f"Next: groundup generate {run_dir} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
@@ -180,7 +155,8 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
     with locked_folder(config.run_dir, doing=_DOING), also_to_file(config.run_dir / _LOG):
         code = run_ranks(
             world_size,
-            ["train", *arguments, *debug],
+            [*arguments, *debug],
+            modules=["groundup.train.loop"],
             folder=config.run_dir / _RANKS,
             max_restarts=max_restarts,
             newest_step=_newest_step(config) if max_restarts else lambda: 0,
@@ -222,6 +198,7 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
                 evaluate=evaluate,
                 complete=complete,
                 score_tasks=task_scorer(config),
+                learning=config.learning(),
                 heartbeat=heartbeat,
             )
         leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
@@ -249,24 +226,15 @@ def _own_run(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def evaluate(run: "Run", dataset: "Samples", num_batches: int) -> "Evaluation":
+def evaluate(run: "Run", split: "Split", num_batches: int) -> "Evaluation":
     """Measures the loss over the first ``num_batches`` micro-batches of a split in file order; 0 for all."""
-    from groundup.eval.perplexity import perplexity_of_samples, token_byte_lengths
-    from groundup.train.forward_backward import loss_without_gradients
+    import torch
 
-    config = run.config
-    return perplexity_of_samples(
-        functools.partial(
-            loss_without_gradients, run.state, config=config, precision=run.precision, mesh=run.mesh
-        ),
-        config.model.vocab_size,
-        dataset,
-        num_samples=num_batches * config.micro_batch_size,
-        mask_documents=config.data.mask_documents,
-        byte_lengths=token_byte_lengths(run.tokenizer),
-        batch_size=config.micro_batch_size * run.mesh.dp * run.mesh.layout.pp,
-        on_progress=lambda _: run.heartbeat.keep_alive(),
-    )
+    from groundup.eval.perplexity import token_byte_lengths
+    from groundup.train.validation import evaluate_split
+
+    byte_lengths = torch.from_numpy(token_byte_lengths(run.tokenizer))
+    return evaluate_split(run, split, num_batches, byte_lengths=byte_lengths)
 
 
 def complete(run: "Run") -> str:
@@ -285,8 +253,9 @@ def complete(run: "Run") -> str:
         bos_ids=run.state.bos_ids,
         companions=run.state.companions,
     )
+    encode = run.learning.encode_prompt
     generation = Engine(loaded).generate(
-        [prompt_ids(loaded, config.prompt)],
+        [encode(run, config.prompt) if encode else prompt_ids(loaded, config.prompt)],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
         stop_ids=loaded.stop_ids,

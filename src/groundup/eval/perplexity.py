@@ -4,7 +4,7 @@ Shapes: B samples, T tokens of a sample or window.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,12 @@ from groundup.core.vocabulary import require_token_ids
 from groundup.eval.scoring import Score, loglikelihood, windows
 from groundup.models import ModelConfig
 from groundup.tokens.dataset.token_source import Tokens
-from groundup.tokens.sampling.collate import Evaluation, Predictions, read_predictions
-from groundup.tokens.sampling.dataset import PADDING, Samples
+from groundup.tokens.sampling.collate import Evaluation
 from groundup.tokens.tokenizer.base import Tokenizer
 
 _CHUNK = 1 << 22
 _WINDOWS = 64
 """So many are held in memory at a time."""
-
-SummedLoss = Callable[[Predictions], float]
-"""The loss summed over a batch's targets, in nats."""
 
 
 def perplexity(
@@ -93,67 +89,6 @@ def perplexity(
             num_bytes += int(byte_lengths[ids].sum()) if byte_lengths is not None else 0
         loglikelihood(model, config, some, batch_size=batch_size, on_progress=add)
     return Evaluation(total_loss=total_loss, num_tokens=num_targets, num_bytes=num_bytes)
-
-
-def perplexity_of_samples(
-    summed_loss: SummedLoss,
-    vocab_size: int,
-    samples: Samples,
-    *,
-    num_samples: int = 0,
-    mask_documents: bool = False,
-    byte_lengths: npt.NDArray[np.int64] | None = None,
-    batch_size: int = 8,
-    on_progress: Callable[[int], None] | None = None,
-) -> Evaluation:
-    """Predicts what a model is trained to predict, in the first samples in file order.
-
-    Args:
-        summed_loss: The model, in evaluation mode.
-        vocab_size: Its true vocabulary.
-        samples: A split, or a mixture of several sources' splits.
-        num_samples: Samples to take, at most those of one epoch; 0 for all of these.
-        mask_documents: Predict each token from its own document alone, and no document's first.
-        byte_lengths: [vocabulary] int64, from ``token_byte_lengths``; without it bytes are not counted.
-        batch_size: Samples at a time.
-        on_progress: Told the number of tokens after each batch.
-
-    Raises:
-        DataError: An id is outside the vocabulary, or there is nothing to predict.
-    """
-    total = min(num_samples or samples.num_samples, samples.num_samples)
-
-    def batches() -> Iterator[Predictions]:
-        for first in range(0, total, batch_size):
-            count = min(batch_size, total - first)
-            yield read_predictions(
-                samples, first, count, vocab_size=vocab_size, ordered=True, mask_documents=mask_documents
-            )
-
-    return _evaluation(summed_loss, batches(), byte_lengths, on_progress)
-
-
-def _evaluation(
-    summed_loss: SummedLoss,
-    batches: Iterable[Predictions],
-    byte_lengths: npt.NDArray[np.int64] | None,
-    on_progress: Callable[[int], None] | None,
-) -> Evaluation:
-    total_loss, num_tokens, num_bytes = 0.0, 0, 0
-    for batch in batches:
-        total_loss += summed_loss(batch)
-        targets = batch.targets_BT[batch.targets_BT != PADDING]
-        num_tokens += len(targets)
-        if byte_lengths is not None:
-            num_bytes += int(byte_lengths[targets].sum())
-        if on_progress:
-            on_progress(len(targets))
-    if num_tokens == 0:
-        raise DataError(
-            "there is nothing to predict: each document has one token",
-            fix="Add text, or let attention cross documents.",
-        )
-    return Evaluation(total_loss=total_loss, num_tokens=num_tokens, num_bytes=num_bytes)
 
 
 def token_byte_lengths(tokenizer: Tokenizer) -> npt.NDArray[np.int64]:

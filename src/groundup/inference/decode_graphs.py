@@ -3,7 +3,7 @@
 A graph is of one number of texts and one number of blocks each, both rounded up to powers of two; a text that
 fills up writes to a spare block, and what it computes is dropped. Graphs are captured as they are needed.
 
-Shapes: R texts of a graph, S keys, V vocabulary.
+Shapes: R texts of a graph, C blocks of each, M tokens, V vocabulary.
 """
 
 import dataclasses
@@ -59,7 +59,6 @@ class DecodeGraphs:
         if texts * blocks * self._cache.block_bytes > _MOST_GATHERED_BYTES:
             return None
         missing = texts - num_texts
-        slots = [span.blocks[span.start // size] * size + span.start % size for span in plan.spans]
         # Where a text has no more blocks, its own first is read: its numbers are finite if the text's are.
         table = [
             block
@@ -67,7 +66,8 @@ class DecodeGraphs:
             for block in (*span.blocks[:blocks], *(span.blocks[:1] * (blocks - len(span.blocks))))
         ]
         numbers = [*plan.tokens, *[0] * missing, *plan.positions, *[0] * missing]
-        numbers += [*slots, *[self._spare * size] * missing]
+        numbers += [*(span.blocks[span.start // size] for span in plan.spans), *[self._spare] * missing]
+        numbers += [*(span.start % size for span in plan.spans), *[0] * missing]
         numbers += [*(span.end for span in plan.spans), *[1] * missing]
         numbers += [*table, *[self._spare] * (missing * blocks)]
         graph = self._graphs.get((texts, blocks))
@@ -84,8 +84,9 @@ class DecodeGraphs:
         on_device = on_host.to(self._cache.device)
 
         def step() -> Tensor:
-            tokens_R, positions_R, slots_R, lengths_R = on_device[: 4 * texts].view(4, texts)
-            self._cache.prepare_decodes(slots_R, on_device[4 * texts :], lengths_R)
+            tokens_R, positions_R, blocks_R, places_R, lengths_R = on_device[: 5 * texts].view(5, texts)
+            table_RC = on_device[5 * texts :].view(texts, -1)
+            self._cache.prepare_decodes(blocks_R, places_R, table_RC, lengths_R.unsqueeze(1))
             return self._forward(tokens_R.unsqueeze(0), positions_R.unsqueeze(0))
 
         # Libraries allocate in their first call, which a graph must not; it writes what the graph will.

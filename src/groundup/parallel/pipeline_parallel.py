@@ -34,8 +34,8 @@ _ONE_STAGE = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
 Inputs = dict[str, Any]
 """``tokens_BT``, and optionally ``positions_BT`` and ``documents_BT``, or a ``mask``."""
 
-Loss = Callable[[Model, Tensor, Tensor], Tensor]
-"""Takes the last stage, final hidden states and targets; returns the loss to be minimised."""
+Loss = Callable[[Model, Tensor, int], Tensor]
+"""Takes the last stage, final hidden states and the micro-batch's number; returns what to minimise."""
 
 
 class Pipeline:
@@ -90,7 +90,6 @@ class Pipeline:
     def accumulate(
         self,
         inputs: Inputs,
-        targets_BT: Tensor,
         *,
         num_micro_batches: int,
         loss: Loss,
@@ -99,7 +98,6 @@ class Pipeline:
 
         Args:
             inputs: Of the model; all ranks of the pipeline have the same.
-            targets_BT: For the loss.
             num_micro_batches: Divides B.
             loss: To be minimised; called on the rank with the last stage only.
         """
@@ -109,7 +107,8 @@ class Pipeline:
             self._schedules[key] = self._schedule(num_micro_batches, tokens_BT)
         self._loss = loss
         arguments = [tokens_BT] if 0 in self.parts else []
-        target = targets_BT if self._last in self.parts else None
+        # Schedules divide a tensor of targets: the numbers of micro-batches, which the loss looks up.
+        target = torch.arange(num_micro_batches) if self._last in self.parts else None
         self._schedules[key].step(*arguments, target=target, return_outputs=False, **_others(inputs))
 
     @torch.no_grad()
@@ -177,9 +176,9 @@ class Pipeline:
             for stage, part in self.parts.items()
         ]
 
-        def loss(hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
+        def loss(hidden_BTD: Tensor, number: Tensor) -> Tensor:
             assert self._loss is not None, "losses are asked for while a step accumulates"
-            return self._loss(self.parts[self._last], hidden_BTD, targets_BT)
+            return self._loss(self.parts[self._last], hidden_BTD, int(number))
 
         if settings.schedule in _ONE_STAGE:
             return _ONE_STAGE[settings.schedule](

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from groundup.inference import sequence
+from groundup.inference.chat_template import TemplateRefusal
 from groundup.serve.openai_answer import OpenAIAnswer
 from groundup.serve.openai_requests import ChatFields
 from groundup.serve.pieces import Piece, SentToken
@@ -24,7 +25,11 @@ async def converse(service: Service, http: Request, fields: ChatFields) -> Respo
         raise Refusal(422, "is given without logprobs: true", field="top_logprobs")
     if service.chat_template is None:
         raise Refusal(400, "the model has no chat template", fix="Ask /v1/completions.")
-    parts = service.chat_template.render([{"role": one.role, "content": one.text} for one in fields.messages])
+    messages = [{"role": one.role, "content": one.text} for one in fields.messages]
+    try:
+        parts = service.chat_template.render(messages)
+    except TemplateRefusal as error:
+        raise Refusal(422, error.what, field="messages") from None
     ids: list[int] = []
     for part in parts:
         ids += [part] if isinstance(part, int) else await service.encode(part)

@@ -8,8 +8,8 @@ from groundup.checkpoint.lazy import LoadedModel
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, Positive
 from groundup.core.errors import ConfigError, DataError
+from groundup.inference.chat_template import read_chat_template
 from groundup.inference.sequence import Request
-from groundup.serve.chat_template import read_chat_template
 from groundup.serve.engine_thread import EngineThread
 from groundup.serve.refusal import Refusal
 from groundup.serve.service_metrics import ServiceMetrics

@@ -1,7 +1,7 @@
 """The config of a training run."""
 
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import config
@@ -21,6 +21,9 @@ from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import LengthIn, ScheduleUnit, Steps, Warmup
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuardConfig
+
+if TYPE_CHECKING:
+    from groundup.train.learning import Learning
 
 
 @config
@@ -232,6 +235,16 @@ class TrainConfig:
                 f"{length} makes the warm-up {self.warmup_length:g} {self.schedule_unit} long, and the"
                 f" schedule ends after {horizon}={getattr(self, horizon)}; lower {length} or raise {horizon}"
             )
+
+    def completed(self) -> "TrainConfig":
+        """Returns the config with what model and data decide; that of a fine-tuning decides something."""
+        return self
+
+    def learning(self) -> "Learning":
+        """Returns the data, the loss and the trainable parameters; a fine-tuning has others."""
+        from groundup.train.learning import PRETRAINING
+
+        return PRETRAINING
 
     @property
     def batch_sizes(self) -> BatchSizes:

@@ -28,6 +28,8 @@ _MUST_MATCH = (
     "global_batch_size",
     "batch_ramp",
     "seed",
+    "stage",
+    "lora",
 )
 """Settings without which a run would not be the same run."""
 _MAY_DIFFER = (".path", ".max_epochs")

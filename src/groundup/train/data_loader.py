@@ -1,10 +1,10 @@
 """From samples to the tensors of a step, one batch ahead of training.
 
-Shapes: B samples, T tokens.
+Shapes: B rows, one for each sample or several, T tokens.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from types import TracebackType
@@ -12,10 +12,9 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from groundup.core.errors import DataError
 from groundup.parallel.context_parallel import tokens_of_rank
-from groundup.tokens.sampling.collate import Predictions, read_predictions
-from groundup.tokens.sampling.dataset import PADDING, Samples
+from groundup.tokens.sampling.collate import Predictions
+from groundup.tokens.sampling.dataset import PADDING
 from groundup.train.loss import IGNORE
 
 
@@ -29,12 +28,21 @@ class Batch:
         positions_BT: Position of each token in its document; None for its position in the sample.
         documents_BT: Number of each token's document within its sample, int32; None where attention
             crosses documents.
+        extra: Further tensors of an objective by name, [B] or [B, T].
+        rows_per_sample: Neighbouring rows that are one sample, and stay together.
     """
 
     tokens_BT: Tensor
     targets_BT: Tensor
     positions_BT: Tensor | None = None
     documents_BT: Tensor | None = None
+    extra: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
+    rows_per_sample: int = 1
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples."""
+        return len(self.tokens_BT) // self.rows_per_sample
 
     @property
     def num_targets(self) -> int:
@@ -43,8 +51,9 @@ class Batch:
 
     def split(self, micro_batch_size: int) -> Iterator["Batch"]:
         """Yields micro-batches of at most so many samples."""
-        for first in range(0, len(self.tokens_BT), micro_batch_size):
-            yield self.changed(itemgetter(slice(first, first + micro_batch_size)))
+        rows = micro_batch_size * self.rows_per_sample
+        for first in range(0, len(self.tokens_BT), rows):
+            yield self.changed(itemgetter(slice(first, first + rows)))
 
     def to(self, device: torch.device) -> "Batch":
         """Copies the batch to a device."""
@@ -56,19 +65,22 @@ class Batch:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Batch":
         """Applies a function to each tensor."""
-        return Batch(
+        return dataclasses.replace(
+            self,
             tokens_BT=change(self.tokens_BT),
             targets_BT=change(self.targets_BT),
             positions_BT=None if self.positions_BT is None else change(self.positions_BT),
             documents_BT=None if self.documents_BT is None else change(self.documents_BT),
+            extra={name: change(tensor) for name, tensor in self.extra.items()},
         )
 
 
 def share_of_rows(batch: Batch, rank: int, ranks: int) -> Batch:
-    """Returns a rank's rows of a batch, as many on each rank: rows that fill up have no targets."""
-    share = -(-len(batch.tokens_BT) // ranks)
+    """Returns a rank's samples of a batch, as many on each rank: rows that fill up have no targets."""
+    share = -(-batch.num_samples // ranks) * batch.rows_per_sample
     rows = torch.arange(rank * share, (rank + 1) * share)
-    chosen = rows.clamp_max(len(batch.tokens_BT) - 1)
+    of_last = len(batch.tokens_BT) - batch.rows_per_sample + rows % batch.rows_per_sample
+    chosen = torch.minimum(rows, of_last)
     part = batch.changed(lambda tensor: tensor[chosen])
     targets_BT = part.targets_BT.masked_fill((rows != chosen).unsqueeze(1), IGNORE)
     return dataclasses.replace(part, targets_BT=targets_BT)
@@ -83,34 +95,7 @@ def share_of_tokens(batch: Batch, rank: int, ranks: int) -> Batch:
         length = batch.tokens_BT.shape[1]
         positions_BT = torch.arange(length, device=batch.tokens_BT.device).expand_as(batch.tokens_BT)
     explicit = dataclasses.replace(batch, positions_BT=positions_BT)
-    return explicit.changed(lambda tensor: tokens_of_rank(tensor, rank, ranks))
-
-
-def read_batch(
-    dataset: Samples,
-    first_sample: int,
-    count: int,
-    *,
-    vocab_size: int,
-    mask_documents: bool = False,
-) -> Batch:
-    """Reads ``count`` samples from index ``first_sample`` on, in the dataset's order, on the CPU.
-
-    Raises:
-        DataError: A token id is outside the vocabulary, or there is nothing to predict.
-    """
-    predictions = read_predictions(
-        dataset, first_sample, count, vocab_size=vocab_size, mask_documents=mask_documents
-    )
-    batch = from_predictions(predictions)
-    if batch.num_targets == 0:
-        raise DataError(
-            f"samples {first_sample} to {first_sample + count - 1} have nothing to predict:"
-            " each of their documents has one token",
-            where=dataset.name,
-            fix="Leave documents without text out of the data, or set data.mask_documents=false.",
-        )
-    return batch
+    return explicit.changed(lambda tensor: tokens_of_rank(tensor, rank, ranks) if tensor.ndim > 1 else tensor)
 
 
 def from_predictions(predictions: Predictions) -> Batch:
@@ -163,7 +148,7 @@ class Prefetch:
         """Returns the next batch, on the device.
 
         Raises:
-            DataError: It cannot be made; see ``read_batch``.
+            DataError: It cannot be made; see ``Split.read``.
         """
         assert self._ahead is not None, "there is no batch behind the last"
         batch = self._ahead.result()

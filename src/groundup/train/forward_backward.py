@@ -8,11 +8,10 @@ from groundup.parallel.device import Precision
 from groundup.parallel.fsdp import set_gradient_sync
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Inputs
-from groundup.parallel.tensor_parallel import finish_gradients, vocabulary_shard
-from groundup.tokens.sampling.collate import Predictions
+from groundup.parallel.tensor_parallel import finish_gradients
 from groundup.train.config import TrainConfig
-from groundup.train.data_loader import Batch, from_predictions, share_of_rows, share_of_tokens
-from groundup.train.loss import linear_cross_entropy
+from groundup.train.data_loader import Batch, share_of_rows, share_of_tokens
+from groundup.train.objective import LANGUAGE_MODELLING, Objective
 from groundup.train.state import TrainState
 
 
@@ -24,67 +23,81 @@ def add_gradients(
     mesh: ParallelMesh,
     *,
     scale: float,
+    objective: Objective = LANGUAGE_MODELLING,
 ) -> Tensor:
     """Adds the gradients of this rank's share of a global batch to those of the state's parameters.
 
-    They are of ``scale`` times the loss summed over the targets of all ranks. Returns that sum without the
-    scale: a fp32 scalar, the same on all ranks.
+    They are of ``scale`` times the loss summed over all ranks. Returns that sum without the scale, and those
+    of the objective's figures behind it: fp32 [1 + figures], the same on all ranks.
     """
-    total = torch.zeros((), device=precision.device)
+    totals = torch.zeros(1 + len(objective.figures), device=precision.device)
     scale *= mesh.num_replicas  # gradients are averaged over replicas
+    micro_batches = list(batch.split(config.micro_batch_size))
 
-    def scaled_loss(model: Model, hidden_BTD: Tensor, targets_BT: Tensor) -> Tensor:
-        loss_sum = summed_loss(model, hidden_BTD, targets_BT, precision)
-        total.add_(loss_sum.detach())
+    def scaled_loss(model: Model, hidden_BTD: Tensor, number: int) -> Tensor:
+        loss_sum, figures = objective.sums(model, hidden_BTD, micro_batches[number], precision)
+        totals.add_(torch.stack((loss_sum.detach(), *figures)))
         return loss_sum * scale
 
-    micro_batches = list(batch.split(config.micro_batch_size))
     if state.pipeline:
         with state.phases.phase("forward-backward"):
             state.pipeline.accumulate(
-                inputs_of(batch), batch.targets_BT, num_micro_batches=len(micro_batches), loss=scaled_loss
+                inputs_of(batch), num_micro_batches=len(micro_batches), loss=scaled_loss
             )
         state.pipeline.sum_tied_gradients()
     else:
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches))
+        for number, micro_batch in enumerate(micro_batches):
+            set_gradient_sync(state.model, mesh.layout, is_last=number == len(micro_batches) - 1)
             with state.phases.phase("forward"):
                 hidden_BTD = _hidden(state.model, micro_batch, precision)
-                loss = scaled_loss(state.model, hidden_BTD, micro_batch.targets_BT)
+                loss = scaled_loss(state.model, hidden_BTD, number)
             with state.phases.phase("backward"):
                 loss.backward()
     finish_gradients(state.model)
-    return mesh.sum(total, over_stages=True)
+    return mesh.sum(totals, over_stages=True)
 
 
 def add_micro_batch_gradients(
-    state: TrainState, batch: Batch, precision: Precision, mesh: ParallelMesh, *, scale: float
+    state: TrainState,
+    batch: Batch,
+    precision: Precision,
+    mesh: ParallelMesh,
+    *,
+    scale: float,
+    objective: Objective = LANGUAGE_MODELLING,
 ) -> Tensor:
     """Adds the gradients of one micro-batch, as ``add_gradients`` does; not for a pipeline.
 
-    Returns the loss summed over this rank's targets, without the scale.
+    Returns this rank's sum of the loss, without the scale.
     """
     set_gradient_sync(state.model, mesh.layout, is_last=True)
-    loss_sum = summed_loss(state.model, _hidden(state.model, batch, precision), batch.targets_BT, precision)
+    loss_sum, _ = objective.sums(state.model, _hidden(state.model, batch, precision), batch, precision)
     (loss_sum * (scale * mesh.num_replicas)).backward()
     finish_gradients(state.model)
     return loss_sum.detach()
 
 
 def loss_without_gradients(
-    state: TrainState, predictions: Predictions, config: TrainConfig, precision: Precision, mesh: ParallelMesh
-) -> float:
-    """Returns the loss summed over the targets of a batch, of which each rank computes its share.
+    state: TrainState,
+    batch: Batch,
+    config: TrainConfig,
+    precision: Precision,
+    mesh: ParallelMesh,
+    *,
+    objective: Objective = LANGUAGE_MODELLING,
+) -> list[float]:
+    """Returns the sums of a batch, the loss and the figures, of which each rank computes its share.
 
     Sharded weights are left gathered; see ``parallel.fsdp.without_gathering``.
     """
-    total = torch.zeros((), dtype=torch.float64, device=precision.device)
-    rows = share_of_rows(from_predictions(predictions), mesh.dp_rank, mesh.dp)
+    totals = torch.zeros(1 + len(objective.figures), dtype=torch.float64, device=precision.device)
+    rows = share_of_rows(batch, mesh.dp_rank, mesh.dp)
     share = share_of_tokens(rows, mesh.cp_rank, mesh.layout.cp).to(precision.device)
     micro_batches = list(share.split(config.micro_batch_size))
 
     def finish(model: Model, hidden_BTD: Tensor, number: int) -> None:
-        total.add_(summed_loss(model, hidden_BTD, micro_batches[number].targets_BT, precision))
+        loss, figures = objective.sums(model, hidden_BTD, micro_batches[number], precision)
+        totals.add_(torch.stack((loss, *figures)))
 
     with torch.no_grad():
         if state.pipeline:
@@ -93,27 +106,8 @@ def loss_without_gradients(
             with evaluating(state.model):
                 for number, micro_batch in enumerate(micro_batches):
                     finish(state.model, _hidden(state.model, micro_batch, precision), number)
-    return float(mesh.sum(total, over_stages=True))
-
-
-def summed_loss(
-    model: Model,
-    hidden_BTD: Tensor,
-    targets_BT: Tensor,
-    precision: Precision,
-) -> Tensor:
-    """Returns the loss summed over a micro-batch's targets, a fp32 scalar."""
-    assert model.head is not None, "the last part of a model has the head"
-    head = vocabulary_shard(model.head.weight)
-    with precision.autocast():
-        return linear_cross_entropy(
-            hidden_BTD.flatten(0, 1),
-            head.rows_VD,
-            targets_BT.flatten(),
-            vocab_size=model.config.vocab_size,
-            group=head.group,
-            vocab_begin=head.vocab_begin,
-        )
+    found: list[float] = mesh.sum(totals, over_stages=True).tolist()
+    return found
 
 
 def _hidden(model: Model, batch: Batch, precision: Precision) -> Tensor:

@@ -14,6 +14,7 @@ from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.train.config import TrainConfig
 from groundup.train.cpu import Threads, counts_to_try
+from groundup.train.learning import PRETRAINING, Learning
 from groundup.train.metrics import Metrics
 from groundup.train.reporting import Report
 from groundup.train.setup import Run, build_run
@@ -43,6 +44,7 @@ def train(
     evaluate: Evaluate,
     complete: Complete,
     score_tasks: ScoreTasks,
+    learning: Learning = PRETRAINING,
     heartbeat: HeartbeatWriter | None = None,
 ) -> dict[str, Evaluation]:
     """Trains to ``config.num_steps``, from scratch or from the run folder's newest checkpoint.
@@ -55,7 +57,7 @@ def train(
         Interrupted: By Ctrl-C or SIGTERM, after saving.
         GroundupError: See ``build_run`` and ``train_step``.
     """
-    run = build_run(config, heartbeat)
+    run = build_run(config, heartbeat, learning)
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
@@ -86,10 +88,13 @@ def _train(
             with state.phases.phase("batch generator"):
                 batch = batches.next_batch()
             run.heartbeat.record(state.step + 1, "training")
+            batch = run.prepared(batch)
             random = RngStates.now()
             try:
-                with threads.step(len(batch.tokens_BT)):
-                    result = train_step(state, batch, config, run.precision, mesh)
+                with threads.step(batch.num_samples):
+                    result = train_step(
+                        state, batch, config, run.precision, mesh, objective=run.learning.objective
+                    )
             except NotFinite as error:
                 raise explained(run, batch, error, random) from error
             except torch.OutOfMemoryError as error:
@@ -105,7 +110,7 @@ def _train(
             if last or state.step % config.log.interval == 0:
                 report.flush()
             with report.stopwatch:
-                if _due(state.step, config.validation.interval) and run.splits.validation and not last:
+                if _due(state.step, config.validation.interval) and run.data.validation and not last:
                     validate(run, metrics, evaluate, "validation")
                 if _due(state.step, config.eval.every) and not last:
                     score(run, metrics, score_tasks)

@@ -89,7 +89,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss += _shared_softmax_in_place(logits_CV, targets_C, vocab_size, group, vocab_begin)
             if with_gradients:  # logits_CV now holds d loss / d logits
                 hidden_gradients.append(logits_CV @ head)
-                head_gradient = _add_product(head_gradient, logits_CV.T, rows_CD, head_VD.dtype)
+                if ctx.needs_input_grad[1]:
+                    head_gradient = _add_product(head_gradient, logits_CV.T, rows_CD, head_VD.dtype)
         if with_gradients:
             # Not save_for_backward: the engine may then add to these two in place.
             ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
@@ -99,7 +100,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *(None,) * 5
+        if head_gradient_VD is not None:
+            head_gradient_VD.mul_(loss_gradient)
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD, *(None,) * 5
 
 
 def rows_at_once(vocab_size: int, *, on_gpu: bool) -> int:

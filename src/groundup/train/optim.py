@@ -117,5 +117,7 @@ class Optimizers:
 
 
 def build_optimizers(model: nn.Module, config: Optimizer) -> Optimizers:
-    """The optimizer of a config for a model's parameters."""
-    return Optimizers(config, dict(model.named_parameters()))
+    """The optimizer of a config for the parameters of a model that are trained."""
+    return Optimizers(
+        config, {name: value for name, value in model.named_parameters() if value.requires_grad}
+    )

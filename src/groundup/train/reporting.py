@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class Report:
             return
         values = self._values()
         if self.run.config.log.style == "groundup":
-            logger.info("%s", _line(self.run.state.step, self.run.config.num_steps, values))
+            figures = self.run.learning.objective.figures
+            logger.info("%s", _line(self.run.state.step, self.run.config.num_steps, values, figures))
         elif self.run.mesh.is_first:
             self._write_megatron_lines(values)
         self.metrics.record("train", self.run.state.step, **values)
@@ -135,6 +137,7 @@ class Report:
         optimizer = self.run.config.optimizer
         if isinstance(optimizer, Muon):  # whose AdamW follows the same schedule
             values["adamw_lr"] = last.lr * optimizer.adamw.lr / optimizer.lr
+        values |= {name: float(value) for name, value in self._figures().items()}
         return values | {
             "tokens_per_second": tokens_per_second,
             "flops_per_second": flops_per_second,
@@ -145,12 +148,17 @@ class Report:
             "batch_size": last.num_samples,
             "samples": state.samples,
             "memory_bytes": peak_memory_bytes(self.run.device),
-            "epoch": state.samples / self.run.training.num_samples,
+            "epoch": state.samples / self.run.data.train.num_samples,
             "tokens": state.tokens,
             "eta_seconds": _samples_left(self.run)
             * seconds
             / sum(result.num_samples for result in self.results),
         }
+
+    def _figures(self) -> dict[str, torch.Tensor]:
+        """Returns the means of the objective's figures over the interval."""
+        names = self.run.learning.objective.figures
+        return {name: torch.stack([one.figures[name] for one in self.results]).mean() for name in names}
 
 
 class LiveStatus:
@@ -196,11 +204,12 @@ def _samples_left(run: Run) -> int:
     return config.batch_sizes.after(config.num_steps - state.step, begin=state.samples) - state.samples
 
 
-def _line(step: int, num_steps: int, values: dict[str, Any]) -> str:
+def _line(step: int, num_steps: int, values: dict[str, Any], figures: Sequence[str] = ()) -> str:
     adamw = f" (adamw {values['adamw_lr']:.3e})" if "adamw_lr" in values else ""
     parts = [
         f"step {step:>{len(str(num_steps))}}/{num_steps}",
         f"loss {values['loss']:.4f}",
+        *(f"{name.replace('_', ' ')} {values[name]:.4g}" for name in figures),
         f"grad norm {values['grad_norm']:.3f}",
         f"lr {values['lr']:.3e}{adamw}",
         f"{human_count(values['tokens_per_second'])} tokens/s",

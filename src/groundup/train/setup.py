@@ -1,7 +1,6 @@
 """Builds a run from its config: device, precision, data, model, optimizer, last state."""
 
 import dataclasses
-import functools
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -26,18 +25,17 @@ from groundup.parallel.device import LossScaler, Precision, choose_device, choos
 from groundup.parallel.layout import describe_layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
 from groundup.parallel.validate import validate_layout
-from groundup.tokens.sampling.dataset import Samples
-from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.sampling.splits import Splits, open_splits, require_plan, tokenizer_of_data
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.config import TrainConfig
 from groundup.train.continue_run import checkpoint_to_continue
 from groundup.train.cpu import keep_freed_memory
-from groundup.train.data_loader import Prefetch, read_batch
+from groundup.train.data_loader import Batch, Prefetch
 from groundup.train.ema import WeightAverage
-from groundup.train.init_weights import begin
+from groundup.train.init_weights import begin, place_start
+from groundup.train.learning import PRETRAINING, Adapters, Learning
 from groundup.train.optim import build_optimizers
 from groundup.train.phase_times import PhaseTimes
+from groundup.train.run_data import RunData
 from groundup.train.stability.spike_guard import NoSpikeGuard, RollbackGuard, SpikeGuard
 from groundup.train.state import TrainState
 
@@ -51,14 +49,17 @@ class Run:
     config: TrainConfig
     device: torch.device
     precision: Precision
-    splits: Splits
-    training: Samples
-    tokenizer: Tokenizer
-    data_fingerprint: str
+    data: RunData
+    learning: Learning
     state: TrainState
     mesh: ParallelMesh
     writer: Writer
     heartbeat: HeartbeatWriter
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Tokenizer of the data and the model."""
+        return self.data.tokenizer
 
     @property
     def checkpoints_dir(self) -> Path:
@@ -73,13 +74,11 @@ class Run:
 
     def prefetch(self, ranges: Iterable[tuple[int, int]]) -> Prefetch:
         """Reads batches of the training data; ``ranges`` has the first sample and the size of each."""
-        read = functools.partial(
-            read_batch,
-            self.training,
-            vocab_size=self.config.model.vocab_size,
-            mask_documents=self.config.data.mask_documents,
-        )
-        return Prefetch(read, ranges, device=self.device)
+        return Prefetch(self.data.train.read, ranges, device=self.device)
+
+    def prepared(self, batch: Batch) -> Batch:
+        """Completes a batch with the present weights, where the stage asks for it."""
+        return self.learning.prepare(self, batch) if self.learning.prepare else batch
 
     def save(self, *, wait: bool, replaces: bool = False) -> None:
         """Saves the present state and removes checkpoints that are no longer kept; collective.
@@ -88,7 +87,7 @@ class Run:
             wait: Whether to wait until it is on the disk, also where saving is asynchronous.
             replaces: Whether to remove a sound checkpoint of this step, which is one of this run.
         """
-        snapshot = self.state.snapshot(self.config, self.data_fingerprint, self.mesh)
+        snapshot = self.state.snapshot(self.config, self.data.fingerprint, self.mesh)
         self.writer.save(self.state.step, snapshot, replaces=replaces)
         if wait:
             self.writer.finish()
@@ -116,8 +115,15 @@ def writer_of(config: TrainConfig, tokenizer: Tokenizer, mesh: ParallelMesh) -> 
     )
 
 
-def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> Run:
+def build_run(
+    config: TrainConfig, heartbeat: HeartbeatWriter | None = None, learning: Learning = PRETRAINING
+) -> Run:
     """Prepares a run, and restores its newest sound checkpoint if there is one.
+
+    Args:
+        config: Of the run.
+        heartbeat: Told what the run does.
+        learning: Its data, loss and trainable parameters.
 
     Raises:
         MachineError: The device or the precision is not available.
@@ -140,44 +146,39 @@ def build_run(config: TrainConfig, heartbeat: HeartbeatWriter | None = None) -> 
     precision = choose_precision(config.precision, mesh.device)
     _prepare_torch(config, mesh)
 
-    splits = open_splits(config.data, seed=config.seed, **config.planned_samples)
-    require_plan(
-        splits,
-        num_steps=config.num_steps,
-        batch_sizes=config.batch_sizes,
-        validation=config.validation.interval > 0,
-    )
-    assert splits.train is not None, "the plan was checked"
-    tokenizer = tokenizer_of_data(config.data)
-    require_vocabulary(config, tokenizer)
+    data = learning.open_data(config)
+    require_vocabulary(config, data.tokenizer)
 
     newest = checkpoint_to_continue(
-        config, mesh, data_fingerprint=splits.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint
+        config, mesh, data_fingerprint=data.fingerprint, tokenizer_fingerprint=data.tokenizer.fingerprint
     )
-    state = empty_state(config, mesh, precision)
+    state = empty_state(config, mesh, precision, adapters=learning.adapters)
     run = Run(
         config=config,
         device=mesh.device,
         precision=precision,
-        splits=splits,
-        training=splits.train,
-        tokenizer=tokenizer,
-        data_fingerprint=splits.fingerprint,
+        data=data,
+        learning=learning,
         state=state,
         mesh=mesh,
-        writer=writer_of(config, tokenizer, mesh),
+        writer=writer_of(config, data.tokenizer, mesh),
         heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
+        if learning.adapters:
+            place_start(state, config, data.tokenizer, learning.change_start)
         state.restore(newest, config, mesh)
         logger.info("continuing from %s", newest)
     else:
-        begin(state, config, mesh, tokenizer)
+        fill = learning.adapters.fill if learning.adapters else None
+        begin(state, config, mesh, data.tokenizer, change_start=learning.change_start, fill=fill)
     if mesh.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:
             file.write(to_yaml(config).encode())
     _log_description(run)
+    if learning.begin:
+        learning.begin(run)
     return run
 
 
@@ -191,8 +192,21 @@ def _prepare_torch(config: TrainConfig, mesh: ParallelMesh) -> None:
     torch.manual_seed(config.seed + mesh.rank)  # of dropout: weights have their own seeds
 
 
-def empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -> TrainState:
-    """Returns a state with memory for this rank's weights, without values."""
+def empty_state(
+    config: TrainConfig,
+    mesh: ParallelMesh,
+    precision: Precision,
+    *,
+    adapters: Adapters | None = None,
+) -> TrainState:
+    """Returns a state with memory for this rank's weights, without values.
+
+    Args:
+        config: Of the run.
+        mesh: This rank among the others.
+        precision: Of the run.
+        adapters: Trained instead of the weights.
+    """
     model = build_model(config.model, device="meta").train()
     pipeline = parallelize(
         model,
@@ -200,11 +214,13 @@ def empty_state(config: TrainConfig, mesh: ParallelMesh, precision: Precision) -
         recompute=config.recompute,
         compile=is_compiled(config.compile, mesh.layout, mesh.device),
         precision=precision.autocast,
+        adapt=adapters.add if adapters else None,
     )
     materialize(model, pipeline, mesh.device)
     return TrainState(
         model=model,
         pipeline=pipeline,
+        adapter=adapters.about if adapters else None,
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
@@ -225,11 +241,12 @@ def _log_description(run: Run) -> None:
         run.precision.name,
         config.batch_sizes,
         config.data.sequence_length,
-        human_count(run.training.num_tokens),
+        human_count(run.data.train.num_tokens),
     )
-    for part in run.splits.source_splits["train"]:
-        if isinstance(part.samples, PackedDataset):
-            logger.info("%s: %s", part.key, part.samples.describe())
+    if run.learning.adapters:
+        logger.info("%s", run.learning.adapters.fact)
+    for fact in run.data.facts:
+        logger.info("%s", fact)
 
 
 def require_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> None:

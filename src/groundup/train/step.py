@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 from groundup.train.data_loader import Batch, share_of_tokens
 from groundup.train.forward_backward import add_gradients
+from groundup.train.objective import LANGUAGE_MODELLING, Objective
 from groundup.train.schedules import lr_ratio
 from groundup.train.stability.spike_guard import SpikeGuard
 from groundup.train.state import TrainState
@@ -24,7 +26,7 @@ class StepResult:
     """The outcome of a step.
 
     Attributes:
-        loss: Mean over targets, a fp32 scalar.
+        loss: Mean over targets, or what the objective divides by; a fp32 scalar.
         grad_norm: Before clipping.
         lr: Learning rate of the update.
         skipped: Whether the weights were left unchanged.
@@ -32,6 +34,7 @@ class StepResult:
         first_sample: Index in the data of the first sample.
         num_samples: Size of the global batch.
         loss_scale: Factor by which the loss was multiplied.
+        figures: Of the objective, by name; fp32 scalars.
     """
 
     loss: Tensor
@@ -42,6 +45,7 @@ class StepResult:
     first_sample: int
     num_samples: int
     loss_scale: float
+    figures: Mapping[str, Tensor] = dataclasses.field(default_factory=dict)
 
 
 class NotFinite(TrainingError):
@@ -64,19 +68,28 @@ class NotFinite(TrainingError):
 
 
 def train_step(
-    state: TrainState, batch: Batch, config: TrainConfig, precision: Precision, mesh: ParallelMesh
+    state: TrainState,
+    batch: Batch,
+    config: TrainConfig,
+    precision: Precision,
+    mesh: ParallelMesh,
+    *,
+    objective: Objective = LANGUAGE_MODELLING,
 ) -> StepResult:
     """Runs forward and backward passes over this rank's share of a global batch, then one update.
 
     Raises:
         NotFinite: Gradients are not finite at the lowest loss scale; nothing was changed.
     """
-    num_samples = len(batch.tokens_BT) * mesh.dp
+    num_samples = batch.num_samples * mesh.dp
     batch = share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp)
-    num_targets = int(mesh.sum(torch.tensor(batch.num_targets, device=precision.device)))
+    own_counts = torch.tensor([batch.num_targets, objective.denominator(batch)], device=precision.device)
+    num_targets, denominator = mesh.sum(own_counts).tolist()
     scale = state.scaler.scale if state.scaler else 1.0
-    total = add_gradients(state, batch, config, precision, mesh, scale=scale / num_targets)
-    loss = total / num_targets
+    totals = add_gradients(
+        state, batch, config, precision, mesh, scale=scale / denominator, objective=objective
+    )
+    loss, *figures = totals / denominator
 
     grad_norm = _unscale_and_clip(state, scale, config.clip_grad_norm, mesh)
     finite = math.isfinite(grad_norm)
@@ -106,6 +119,7 @@ def train_step(
         first_sample=state.samples,
         num_samples=num_samples,
         loss_scale=scale,
+        figures=dict(zip(objective.figures, figures, strict=True)),
     )
     state.skipped_steps += skipped
     state.step += 1

@@ -1,20 +1,26 @@
 """What is measured of the model while it trains: loss on held-out text, scores of tasks, a completion."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
+from groundup.core.errors import DataError
 from groundup.core.log import logger, quiet
 from groundup.parallel.fsdp import without_gathering
 from groundup.tokens.sampling.collate import Evaluation
-from groundup.tokens.sampling.dataset import Samples
-from groundup.tokens.sampling.excerpt import Excerpt
+from groundup.train.data_loader import Batch
+from groundup.train.forward_backward import loss_without_gradients
+from groundup.train.loss import IGNORE
 from groundup.train.megatron_lines import validation_lines, write_line
 from groundup.train.metrics import Metrics
+from groundup.train.objective import Objective
+from groundup.train.run_data import Split
 from groundup.train.setup import Run
 
-Evaluate = Callable[[Run, Samples, int], Evaluation]
+Evaluate = Callable[[Run, Split, int], Evaluation]
 """Measures the model on so many micro-batches of a split, 0 for all; leaves the model as it was."""
 
 Scores = Mapping[str, Mapping[str, float]]
@@ -45,38 +51,81 @@ def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[
                 style, evaluation.loss, split=name, iteration=run.state.step, is_last=is_last
             )
             write_line(lines)
-        logger.info(
-            "step %d: %s loss %.4f | perplexity %.2f | %.4f bits per byte | %d tokens",
-            run.state.step,
-            key,
-            evaluation.loss,
-            evaluation.perplexity,
-            evaluation.bits_per_byte,
-            evaluation.num_tokens,
-        )
+        logger.info("step %d: %s %s", run.state.step, key, evaluation.describe())
         names = ("loss", "perplexity", "bits_per_byte", "num_tokens")
-        metrics.record(key, run.state.step, **{value: getattr(evaluation, value) for value in names})
+        values = {value: getattr(evaluation, value) for value in names}
+        metrics.record(key, run.state.step, **values, **evaluation.figures)
     return found
 
 
-def _held_out(run: Run, name: str) -> Samples:
+def evaluate_split(
+    run: Run, split: Split, num_batches: int, *, byte_lengths: Tensor | None = None
+) -> Evaluation:
+    """Measures the objective on the first ``num_batches`` micro-batches in file order; 0 for all.
+
+    Args:
+        run: With the model.
+        split: What to predict.
+        num_batches: Micro-batches.
+        byte_lengths: [vocabulary], bytes of text that each id stands for; without it bytes are not counted.
+
+    Raises:
+        DataError: A batch cannot be made, or there is nothing to predict.
+    """
+    config, mesh, objective = run.config, run.mesh, run.learning.objective
+    sums = functools.partial(
+        loss_without_gradients, run.state, config=config, precision=run.precision, mesh=mesh,
+        objective=objective,
+    )  # fmt: skip
+    total = min(num_batches * config.micro_batch_size or split.num_samples, split.num_samples)
+    size = config.micro_batch_size * mesh.dp * mesh.layout.pp
+    batches = (split.read(first, min(size, total - first), ordered=True) for first in range(0, total, size))
+    return measure(sums, batches, objective, byte_lengths=byte_lengths, on_progress=run.heartbeat.keep_alive)
+
+
+def measure(
+    sums: Callable[[Batch], Sequence[float]],
+    batches: Iterable[Batch],
+    objective: Objective,
+    *,
+    byte_lengths: Tensor | None = None,
+    on_progress: Callable[[], object] = lambda: None,
+) -> Evaluation:
+    """Adds up an objective over batches; ``sums`` gives the loss and the figures of one."""
+    totals, denominator, num_bytes = [0.0] * (1 + len(objective.figures)), 0, 0
+    for batch in batches:
+        totals = [before + found for before, found in zip(totals, sums(batch), strict=True)]
+        denominator += objective.denominator(batch)
+        if byte_lengths is not None:
+            num_bytes += int(byte_lengths[batch.targets_BT[batch.targets_BT != IGNORE]].sum())
+        on_progress()
+    if denominator == 0:
+        raise DataError(
+            "there is nothing to predict: each document has one token",
+            fix="Add text, or let attention cross documents.",
+        )
+    figures = {name: value / denominator for name, value in zip(objective.figures, totals[1:], strict=True)}
+    return Evaluation(total_loss=totals[0], num_tokens=denominator, num_bytes=num_bytes, figures=figures)
+
+
+def _held_out(run: Run, name: str) -> Split:
     """The samples to evaluate: in Megatron-LM's order each validation takes those behind the one before."""
     config = run.config
-    whole: Samples = getattr(run.splits, name)
+    whole: Split = getattr(run.data, name)
     count = config.samples_of_a_validation
     if config.data.order == "seeded" or not count:
         return whole
     before = 0
     if name == "validation":
         before = run.state.step // config.validation.interval - (run.state.step < config.num_steps)
-    return Excerpt(whole, before * count, count)
+    return whole.excerpt(before * count, count)
 
 
 def validate_at_the_end(run: Run, metrics: Metrics, evaluate: Evaluate) -> dict[str, Evaluation]:
     """Evaluates the validation and the test split; none of them where ``validation.interval`` is 0."""
     found: dict[str, Evaluation] = {}
     for name in ("validation", "test") if run.config.validation.interval else ():
-        if getattr(run.splits, name):
+        if getattr(run.data, name):
             found |= validate(run, metrics, evaluate, name)
     return found
 

@@ -7,8 +7,8 @@ import torch
 from groundup.cli.train import evaluate
 from groundup.core.errors import DataError
 from groundup.tokens.sampling.dataset import PADDING, TokenDataset
-from groundup.train.data_loader import read_batch
 from groundup.train.loss import IGNORE
+from groundup.train.run_data import read_batch
 from tests.runs import losses, make_config, make_data, run
 from tests.unit.tokens.sources import ArraySource
 

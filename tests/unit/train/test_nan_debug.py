@@ -48,7 +48,7 @@ def config_of(data, run_dir, *more):
 def rare_token(data, tmp_path):
     """A token that just one of the samples of step 3 holds, and that sample."""
     run_ = build_run(make_config(data, tmp_path / "look"))
-    rows = [set(run_.training.batch(index, 1)[0, :-1].tolist()) for index in range(8, 12)]
+    rows = [set(run_.data.train.samples.batch(index, 1)[0, :-1].tolist()) for index in range(8, 12)]
     for number, row in enumerate(rows):
         others = set().union(*(other for other in rows if other is not row))
         if row - others:
@@ -158,7 +158,7 @@ def test_a_step_dump_holds_the_samples_their_origins_and_the_weights_before(data
     config = config_of(data, tmp_path / "run")
     fail(config, spoil)
     dump = read_dump(tmp_path / "run/failures/step-3")
-    samples = build_run(make_config(data, tmp_path / "look")).training
+    samples = build_run(make_config(data, tmp_path / "look")).data.train.samples
     assert dump.batch.tokens_BT.tolist() == samples.batch(8, 4)[:, :-1].tolist()
     for row, documents in enumerate(dump.about.sources):
         pieces = trace_sample(samples, 8 + row)

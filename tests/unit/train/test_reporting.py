@@ -66,7 +66,7 @@ def test_validations_in_megatron_order_read_on_where_the_last_one_ended(data, tm
     read = []
 
     def evaluate(run, dataset, num_batches):
-        read.append(dataset.batch(0, num_batches * 2, ordered=True).tolist())
+        read.append(dataset.samples.batch(0, num_batches * 2, ordered=True).tolist())
         return Evaluation(total_loss=1.0, num_tokens=1, num_bytes=1)
 
     settings = (
@@ -77,15 +77,15 @@ def test_validations_in_megatron_order_read_on_where_the_last_one_ended(data, tm
     )
     config = make_config(data, tmp_path / "run", *settings)
     run(config, evaluate=evaluate)
-    splits = build_run(dataclasses.replace(config, run_dir=tmp_path / "other")).splits
-    planned = splits.validation.batch(0, 16).tolist()  # 6 // 2 + 1 validations of 4 samples
+    splits = build_run(dataclasses.replace(config, run_dir=tmp_path / "other")).data
+    planned = splits.validation.samples.batch(0, 16).tolist()  # 6 // 2 + 1 validations of 4 samples
     assert read[:2] == [planned[0:4], planned[4:8]]
     assert read[2:] == [
         planned[12:16],
-        splits.test.batch(0, 4).tolist(),
+        splits.test.samples.batch(0, 4).tolist(),
     ]  # at the end: that of step 6 is left out
     with pytest.raises(DataError, match="beyond the"):
-        splits.validation.batch(0, 1000)
+        splits.validation.samples.batch(0, 1000)
 
 
 def test_no_number_of_batches_is_the_whole_split(data, tmp_path):

@@ -31,7 +31,7 @@ def test_a_model_learns_and_the_run_folder_tells(data, tmp_path):
     assert records[2]["loss"] < 2.5
     first = records[0]
     assert first["tokens"] == 20 * 4 * 32
-    assert first["epoch"] == pytest.approx(80 / build_run(config).training.num_samples)
+    assert first["epoch"] == pytest.approx(80 / build_run(config).data.train.num_samples)
     for key in ("grad_norm", "lr", "tokens_per_second", "flops_per_second", "loss_scale", "memory_bytes"):
         assert first[key] > 0, key
     assert (tmp_path / "run" / "config.yaml").is_file()

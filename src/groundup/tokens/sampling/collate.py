@@ -5,6 +5,7 @@ Shapes: B samples, T tokens.
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -34,11 +35,15 @@ class Predictions:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The loss in nats summed over predicted tokens, and the bytes of text in these; 0 if not counted."""
+    """The loss in nats summed over predicted tokens, and the bytes of text in these; 0 if not counted.
+
+    Another objective than predicting tokens has its own loss over its own count, and ``figures`` beside it.
+    """
 
     total_loss: float
     num_tokens: int
     num_bytes: int
+    figures: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -54,6 +59,14 @@ class Evaluation:
     def bits_per_byte(self) -> float:
         """Loss in bits, divided by the bytes of text: comparable between tokenizers. NaN without bytes."""
         return self.total_loss / math.log(2) / self.num_bytes if self.num_bytes else math.nan
+
+    def describe(self) -> str:
+        """Returns the figures in a line."""
+        if self.figures:
+            shown = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in self.figures.items()]
+            return " | ".join([f"loss {self.loss:.4f}", *shown])
+        parts = [f"loss {self.loss:.4f}", f"perplexity {self.perplexity:.2f}"]
+        return " | ".join([*parts, f"{self.bits_per_byte:.4f} bits per byte", f"{self.num_tokens} tokens"])
 
 
 def read_predictions(

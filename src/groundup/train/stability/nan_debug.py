@@ -65,12 +65,14 @@ def _first_not_finite(run: Run, batch: Batch, error: NotFinite, random: RngState
     config, mesh = run.config, run.mesh
     share = error.num_samples // mesh.dp
     micro_batches = list(share_of_tokens(batch, mesh.cp_rank, mesh.layout.cp).split(config.micro_batch_size))
-    scale = error.loss_scale / max(1, batch.num_targets * mesh.num_replicas)
+    scale = error.loss_scale / max(1, run.learning.objective.denominator(batch) * mesh.num_replicas)
     random.restore()
     mine = find_not_finite(
         run.state.model,
         micro_batches,
-        lambda one: add_micro_batch_gradients(run.state, one, run.precision, mesh, scale=scale),
+        lambda one: add_micro_batch_gradients(
+            run.state, one, run.precision, mesh, scale=scale, objective=run.learning.objective
+        ),
         first_sample=error.first_sample + mesh.dp_rank * share,
         share=mesh.dp_rank,
         rank=mesh.rank,

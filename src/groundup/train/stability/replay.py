@@ -105,7 +105,7 @@ class Replayer:
         total = torch.zeros((), device=self.precision.device)
         for share, rank in self._shares():
             random_states(self.dump.before, rank).restore()
-            total += add_gradients(self._state, share, config, self.precision, self._mesh, scale=scale)
+            total += add_gradients(self._state, share, config, self.precision, self._mesh, scale=scale)[0]
         grad_norm = self._grad_norm() / facts.loss_scale
         sizes = {
             name: float(parameter.grad.abs().max()) / facts.loss_scale

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groundup import __version__
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import checkpoint_path, tokenizer_dir
 from groundup.checkpoint.native.folder import find_damage as find_damaged_checkpoint
 from groundup.checkpoint.native.pruning import Keep
@@ -26,17 +27,18 @@ from groundup.core.config_class import NotNegative, Positive, config
 from groundup.core.errors import CheckpointError, MachineError
 from groundup.core.manifest import FileRecord, describe_files, find_damage, read_manifest, write_manifest
 from groundup.parallel.device import describe_device
-from groundup.tokens.sampling.trace import DocumentRange, trace_sample
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.train.config import TrainConfig
-from groundup.train.data_loader import Batch, read_batch
+from groundup.train.data_loader import Batch
+from groundup.train.objective import LanguageModelling
 from groundup.train.setup import Run
 from groundup.train.state import RngStates
 
 _MANIFEST = "bundle.json"
 _BATCH = "batch.safetensors"
 _BEFORE = "before"
+_EXTRA = "extra."
 
 
 # JSON has no numbers that are not finite: in a manifest they are text.
@@ -80,6 +82,8 @@ class DumpAbout:
         torch: Version of PyTorch.
         python: Version of Python.
         device: Where the run computed.
+        rows_per_sample: As ``Batch.rows_per_sample``.
+        objective: Its class, by name.
     """
 
     facts: StepRecord
@@ -90,6 +94,8 @@ class DumpAbout:
     torch: str
     python: str
     device: str
+    rows_per_sample: Positive = 1
+    objective: str = LanguageModelling.__name__
 
 
 @config
@@ -133,6 +139,12 @@ class StepDump:
         return load_tokenizer(tokenizer_dir(self.before))
 
 
+def _batch(tensors: dict[str, Tensor], rows_per_sample: int) -> Batch:
+    extra = {name.removeprefix(_EXTRA): tensors[name] for name in tensors if name.startswith(_EXTRA)}
+    own = {name: value for name, value in tensors.items() if not name.startswith(_EXTRA)}
+    return Batch(**own, extra=extra, rows_per_sample=rows_per_sample)
+
+
 def dump_dir(config: TrainConfig, step: int) -> Path:
     """Path of the dump of a step."""
     return config.run_dir / "failures" / f"step-{step}"
@@ -150,7 +162,7 @@ def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
         MachineError: The disk is full.
     """
     folder = dump_dir(run.config, facts.step)
-    snapshot = run.state.snapshot(run.config, run.data_fingerprint, run.mesh)
+    snapshot = run.state.snapshot(run.config, run.data.fingerprint, run.mesh)
     writer = Writer(
         folder / _BEFORE,
         model=run.config.model,
@@ -179,19 +191,13 @@ def write_dump(run: Run, facts: StepRecord, random: RngStates) -> Path:
 
 
 def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
-    data = run.config.data
-    batch = read_batch(
-        run.training,
-        facts.first_sample,
-        facts.num_samples,
-        vocab_size=run.config.model.vocab_size,
-        mask_documents=data.mask_documents,
-    )
+    batch = run.data.train.read(facts.first_sample, facts.num_samples)
     batch = batch.changed(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    tensors |= {f"{_EXTRA}{name}": value for name, value in batch.extra.items()}
     save_file(tensors, folder / _BATCH)
     indices = range(facts.first_sample, facts.first_sample + facts.num_samples)
-    sources = [[_origin(piece) for piece in trace_sample(run.training, index)] for index in indices]
+    sources = [run.data.train.origins(index) for index in indices]
     about = DumpAbout(
         facts=facts,
         config=to_dict(run.config),
@@ -201,6 +207,8 @@ def _write_batch(run: Run, facts: StepRecord, folder: Path) -> None:
         torch=torch.__version__,
         python=platform.python_version(),
         device=describe_device(run.device),
+        rows_per_sample=batch.rows_per_sample,
+        objective=type(run.learning.objective).__name__,
     )
     manifest = DumpManifest(files=describe_files(folder, [_BATCH]), about=about)
     write_manifest(folder / _MANIFEST, manifest)
@@ -223,22 +231,21 @@ def read_dump(folder: Path) -> StepDump:
     unlisted = None if _BATCH in manifest.files else f"{_MANIFEST} does not list {_BATCH}"
     if damage := unlisted or find_damage(folder, manifest.files) or find_damaged_checkpoint(before):
         raise CheckpointError(f"the step dump is damaged: {damage}", where=folder)
+    if manifest.about.objective != LanguageModelling.__name__:
+        raise CheckpointError(
+            f"the step minimised {manifest.about.objective}; only steps of language modelling run again",
+            where=folder,
+        )
+    if read_checkpoint_manifest(before).about.adapter:
+        raise CheckpointError(
+            "the step trained an adapter, whose base is not here; only steps of whole models run again",
+            where=folder,
+        )
+    known = {field.name for field in dataclasses.fields(TrainConfig)}  # a fine-tuning has more
+    settings = {name: value for name, value in manifest.about.config.items() if name in known}
     return StepDump(
         folder=folder,
         about=manifest.about,
-        config=from_dict(TrainConfig, manifest.about.config, where=folder / _MANIFEST),
-        batch=Batch(**load_file(folder / _BATCH)),
+        config=from_dict(TrainConfig, settings, where=folder / _MANIFEST),
+        batch=_batch(load_file(folder / _BATCH), manifest.about.rows_per_sample),
     )
-
-
-def _origin(piece: DocumentRange) -> dict[str, Any]:
-    origin = piece.came_from
-    return {
-        "document": piece.document,
-        "begin": piece.begin,
-        "end": piece.end,
-        "length": piece.length,
-        "source": origin.source if origin else "",
-        "line": origin.line if origin else 0,
-        "url": origin.url if origin else "",
-    }
