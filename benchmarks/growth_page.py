@@ -58,8 +58,9 @@ def render(found: dict[str, Any]) -> str:
         "# How cost grows",
         "",
         "Made by `benchmarks/growth.py`. Slope: of the line between a point and the one before, on"
-        " logarithmic axes (1 is proportional). Unit: cost of a unit of the work that a point should take, over"
-        f" the first point's. A line bends upwards where that is {BEND:g} times the cheapest smaller point's.",
+        " logarithmic axes (1 is proportional). Unit: cost of a unit of the work that a point should take,"
+        " over the first point's. A line bends upwards where that is"
+        f" {BEND:g} times the cheapest smaller point's.",
         "",
         "![Time and memory against size, on logarithmic axes](growth.svg)",
         "",
