@@ -99,7 +99,8 @@ def run_groundup(size: str, options: tuple[str, ...], *, num_steps: int, data_pa
 
     The config (and nothing else) fixes the shape of ``SHAPES[size]``; all that concerns speed is groundup's
     default, apart from ``options``. Reads the "train" records of ``metrics.jsonl``, one a step, and leaves
-    out the warm-up and the steps in which threads are tried. Validation and checkpoints do not matter: tokens_per_second excludes them.
+    out the warm-up and the steps in which threads are tried. Validation and checkpoints do not matter:
+    tokens_per_second excludes them.
 
     Args:
         size: Key of ``SHAPES``.
