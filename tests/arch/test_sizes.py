@@ -24,7 +24,7 @@ BUDGETS = {
     "eval": 3050,
     "inference": 2840,
     "launch": 1970,
-    "finetune": 3310,
+    "finetune": 3350,
     "megatron": 2530,
     "models": 1480,
     "parallel": 1950,

@@ -17,9 +17,9 @@ from groundup.core.errors import ConfigError
 from groundup.finetune.policy_loss import Normalisation, ScaleRewards
 from groundup.finetune.policy_objective import PolicyObjective
 from groundup.finetune.prompts import PromptForm, prompt_data
+from groundup.finetune.record_data import BY_EPOCHS
 from groundup.finetune.rewards import BadRewards, Rewards
 from groundup.finetune.rollout_batches import RolloutBatches
-from groundup.finetune.sft import BY_EPOCHS
 from groundup.inference.sampler import Sampling
 from groundup.train.learning import Learning
 
