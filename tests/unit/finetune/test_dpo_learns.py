@@ -73,7 +73,7 @@ def test_a_model_learns_to_write_the_short_sentences_that_are_preferred(shared_d
         sum(map(sentences, continuations(model, 2 * prompts(held_out), seed=7))) / (4 * 20)
         for model in (base, tmp_path / "run")
     )
-    print(
-        f"pairs told apart {held_out_pairs[-1]['reward_accuracy']:.0%}; sentences {before:.2f} -> {after:.2f}"
-    )
+    num_pairs = len((tmp_path / "pairs.jsonl").read_text().splitlines())
+    accuracy = held_out_pairs[-1]["reward_accuracy"]
+    print(f"{num_pairs} pairs, told apart {accuracy:.0%}; sentences {before:.2f} -> {after:.2f}")
     assert after > 1.4 * before
