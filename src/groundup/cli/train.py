@@ -127,11 +127,11 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    folder = shlex.quote(str(resolved.value.run_dir))
+    name = shlex.quote(str(resolved.value.run_dir))
     if resolved.value.learning().encode_prompt:
-        print(f"Next: groundup serve {folder}")
+        print(f"Next: groundup serve {name}")
     else:
-        print(f"Next: groundup generate {folder} --prompt '...'")
+        print(f"Next: groundup generate {name} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:

@@ -163,7 +163,7 @@ class Sft:
             raise DataError(
                 f"data.split={data.split} leaves none of {source.num_documents} conversations for training",
                 where=source.name,
-                fix="Set data.split=1, and validation.interval=0.",
+                fix="Set data.split=1,0,0 and validation.interval=0.",
             )
         assert isinstance(train.samples, PackedDataset), "conversations are packed"
         return RunData(
