@@ -27,7 +27,13 @@ RESULTS_DIR = Path(__file__).parent / "results"
 LAYERS, WIDTH, LENGTH, VOCABULARY = 4, 64, 64, 384
 MICRO_BATCH, MICRO_BATCHES = 2, 4
 LAYOUTS = ("dp2", "dp2-zero1", "dp2-zero2", "dp2-zero3", "tp2", "pp2", "cp2", "tp4", "pp4", "tp2-pp2")
+TOGETHER = (
+    *(f"dp2-pp2-zero{stage}" for stage in range(4)),
+    *("dp2-tp2-zero3", "dp2-cp2-zero3", "cp2-tp2", "dp4-zero3", "pp2-interleaved"),
+)
 IN_BF16 = ("dp2", "dp2-zero3")  # also with gradients added up in bf16
+RECOMPUTED = ("tp2", "cp2", "dp2-zero3", "tp2-pp2")  # also with layers that recompute
+SHARDED_BY_TWO = ("dp4-zero1", "dp4-zero3")  # and replicated twice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +96,8 @@ def _group_size(arguments: dict[str, Any]) -> int:
     return int((_resolve_process_group(group) if isinstance(group, str) else group).size())
 
 
-def expected(layout: Any, model: Any) -> float:
+def expected(layout: Any, model: Any, recompute: Any) -> float:
     """Bytes a rank sends in a step, by the formulas of ``groundup plan``."""
-    from groundup.parallel.activation_checkpointing import Recompute
     from groundup.plan.layer_memory import MicroBatch
     from groundup.plan.rank_memory import Step
     from groundup.plan.traffic import bytes_sent
@@ -103,7 +108,7 @@ def expected(layout: Any, model: Any) -> float:
         model=model,
         optimizer=Sgd(),
         layout=layout.over(layout.num_ranks),
-        recompute=Recompute(),
+        recompute=recompute,
         batch=batch,
         num_micro_batches=MICRO_BATCHES // layout.dp,
     )
@@ -113,6 +118,7 @@ def expected(layout: Any, model: Any) -> float:
 def main() -> None:
     """Counts under each layout and writes the results."""
     from groundup.models.gpt2 import GPT2Config
+    from groundup.parallel.activation_checkpointing import Recompute
     from groundup.verify.parallel import parse_layout
 
     model = GPT2Config(
@@ -124,22 +130,29 @@ def main() -> None:
         ffn_size=4 * WIDTH,
     )
     found = []
-    layouts = {name: parse_layout(name) for name in LAYOUTS}
+    layouts = {name: (parse_layout(name), Recompute()) for name in (*LAYOUTS, *TOGETHER)}
     for name in IN_BF16:
-        layouts[f"{name}, bf16"] = dataclasses.replace(layouts[name], reduce_dtype="bf16")
-    for name, layout in layouts.items():
+        layouts[f"{name}, bf16"] = dataclasses.replace(parse_layout(name), reduce_dtype="bf16"), Recompute()
+    for name in SHARDED_BY_TWO:
+        layouts[f"{name}, shard 2"] = dataclasses.replace(parse_layout(name), shard=2), Recompute()
+    for name in RECOMPUTED:
+        layouts[f"{name}, selective"] = parse_layout(name), Recompute(mode="selective")
+        layouts[f"{name}, full"] = parse_layout(name), Recompute(mode="full")
+    for name, (layout, recompute) in layouts.items():
         with tempfile.TemporaryDirectory() as folder:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
             ranks = layout.num_ranks
-            torch.multiprocessing.spawn(_rank, (ranks, port, layout, model, Path(folder)), nprocs=ranks)
+            torch.multiprocessing.spawn(
+                _rank, (ranks, port, layout, model, recompute, Path(folder)), nprocs=ranks
+            )
             counts = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
         sent = sum(count["sent"] for count in counts) / ranks
         calls = max(count["calls"] for count in counts)
-        traffic = Traffic(layout=name, calls=calls, sent=sent, formula=expected(layout, model))
+        traffic = Traffic(layout=name, calls=calls, sent=sent, formula=expected(layout, model, recompute))
         print(
-            f"{name:15} {traffic.sent / 1e3:10.1f} kB, formula {traffic.formula / 1e3:10.1f} kB,"
+            f"{name:25} {traffic.sent / 1e3:10.1f} kB, formula {traffic.formula / 1e3:10.1f} kB,"
             f" {traffic.sent / traffic.formula:.3f}x, {calls} calls",
             file=sys.stderr,
         )
@@ -147,7 +160,7 @@ def main() -> None:
     _write(found)
 
 
-def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Path) -> None:
+def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, recompute: Any, folder: Path) -> None:
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ.update({name: str(value) for name, value in names.items()})
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -155,7 +168,6 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     from groundup.launch.env import rank_from_env
     from groundup.models import build_model
     from groundup.models.init import initialise
-    from groundup.parallel.activation_checkpointing import Recompute
     from groundup.parallel.apply import parallelize
     from groundup.parallel.device import Precision
     from groundup.parallel.mesh import init_distributed
@@ -180,7 +192,7 @@ def _rank(rank: int, ranks: int, port: int, layout: Any, model: Any, folder: Pat
     precision = Precision("fp32", device)
     whole = build_model(model).train()
     initialise(whole, model, seed=0)
-    pipeline = parallelize(whole, mesh, recompute=Recompute(), compile=False, precision=precision.autocast)
+    pipeline = parallelize(whole, mesh, recompute=recompute, compile=False, precision=precision.autocast)
     optimizers = build_optimizers(whole, Sgd())
     state = TrainState(model=whole, optimizers=optimizers, scaler=None, pipeline=pipeline)
     rows = config.global_batch_size // layout.dp

@@ -1,6 +1,7 @@
 """Tokens per second of generation: groundup's engine against ``transformers.generate``, and other engines.
 
-The GPT-2 of 124M parameters with random weights, the same in both, greedy, without an end. Requests have
+A model with random weights, the same in all, greedy, without an end: the GPT-2 of 124M parameters, or those
+that ``--models`` names. Requests have
 prompts of 16 to 48 tokens and 8 to 64 new ones, the same for all. transformers completes them one by one
 ("single"), or in one static batch, padded on the left, that runs as long as its longest text ("batch");
 tokens beyond a request's own are not counted. vLLM and llama.cpp, where a Python that has them is named, get
@@ -9,6 +10,7 @@ the weights, read once a step, and of the keys and values; its share is of what 
 Writes ``results/generation.json`` and ``results/generation.md``.
 
     python benchmarks/generation.py --rounds 3 --threads 2 --vllm PYTHON --llama-cpp PYTHON
+    python benchmarks/generation.py --device cuda --models gpt2-345m llama-1b --name generation_gpu
 """
 
 import argparse
@@ -27,7 +29,7 @@ import numpy as np
 import torch
 from peers import peers
 from processes import describe_machine, wait_for_idle_cpu
-from random_model import model_of_124m
+from random_model import SHAPES, random_model
 
 from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.lazy import LoadedModel
@@ -76,14 +78,14 @@ def theirs(model: Any, requests: list[Request], *, batch: bool) -> float:
         seen = [[int(at >= longest - len(one.prompt)) for at in range(longest)] for one in part]
         num_new = max(one.max_new_tokens for one in part)
         found = model.generate(
-            torch.tensor(rows),
-            attention_mask=torch.tensor(seen),
+            torch.tensor(rows, device=model.device),
+            attention_mask=torch.tensor(seen, device=model.device),
             do_sample=False,
             min_new_tokens=num_new,
             max_new_tokens=num_new,
             pad_token_id=0,
         )
-        assert found.shape[1] == longest + num_new
+        assert found.tolist() and found.shape[1] == longest + num_new
     return time.perf_counter() - begin
 
 
@@ -97,10 +99,10 @@ def bytes_read(loaded: LoadedModel, requests: list[Request], size: int) -> int:
     return size * (steps * weights + of_token * cached)
 
 
-def read_bandwidth() -> float:
+def read_bandwidth(device: str) -> float:
     """Bytes a second of a sum over memory that caches do not hold: the best of ten."""
-    numbers = torch.ones(1 << 26)
-    best = min(_seconds(numbers.sum) for _ in range(10))
+    numbers = torch.ones(1 << (26 if device == "cpu" else 29), device=device)
+    best = min(_seconds(lambda: numbers.sum().item()) for _ in range(10))
     return float(numbers.nbytes / best)
 
 
@@ -115,37 +117,41 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     import transformers
 
     transformers.logging.set_verbosity_error()
-    loaded = model_of_124m()
     cases, versions = [], {}
-    with tempfile.TemporaryDirectory() as folder:
-        write_huggingface(loaded, Path(folder))
-        for name in ("bfloat16", "float32"):
-            dtype = getattr(torch, name)
-            engine = Engine(loaded, dtype=dtype)
-            other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-            with peers(arguments, folder, name) as started:
-                for peer in started.values():
-                    versions |= peer.versions
-                for count in (1, 8, 32):
-                    contenders: dict[str, Callable[[list[Request]], float]] = {
-                        "groundup": functools.partial(ours, engine)
-                    }
-                    if count <= 8:
-                        contenders["transformers single"] = functools.partial(theirs, other, batch=False)
-                    if count > 1:
-                        contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
-                    contenders |= {key: peer.complete for key, peer in started.items()}
-                    found = race(arguments, loaded, contenders, count, dtype)
-                    cases.append({"dtype": name, "requests": count, **found})
-                    print(cases[-1], flush=True)
+    for model_name in arguments.models:
+        loaded = random_model(model_name)
+        loaded.model.to(arguments.device)
+        with tempfile.TemporaryDirectory() as folder:
+            write_huggingface(loaded, Path(folder))
+            for name in arguments.dtypes:
+                dtype = getattr(torch, name)
+                engine = Engine(loaded, dtype=dtype)
+                other = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+                other = other.eval().to(arguments.device)
+                with peers(arguments, folder, name) as started:
+                    for peer in started.values():
+                        versions |= peer.versions
+                    for count in (1, 8, 32):
+                        contenders: dict[str, Callable[[list[Request]], float]] = {
+                            "groundup": functools.partial(ours, engine)
+                        }
+                        if count <= 8:
+                            contenders["transformers single"] = functools.partial(theirs, other, batch=False)
+                        if count > 1:
+                            contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
+                        contenders |= {key: peer.complete for key, peer in started.items()}
+                        found = race(arguments, loaded, contenders, count, dtype)
+                        cases.append({"model": model_name, "dtype": name, "requests": count, **found})
+                        print(cases[-1], flush=True)
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {**describe_machine("torch", "transformers"), **versions},
+        "device": arguments.device if arguments.device == "cpu" else torch.cuda.get_device_name(),
         "threads": torch.get_num_threads(),
         "load_average": os.getloadavg()[1],
         "busy": arguments.busy,
         "rounds": arguments.rounds,
-        "read_bandwidth_GB_s": read_bandwidth() / 1e9,
+        "read_bandwidth_GB_s": read_bandwidth(arguments.device) / 1e9,
         "cases": cases,
     }
 
@@ -161,9 +167,9 @@ def race(
     times: dict[str, list[float]] = {key: [] for key in contenders}
     bandwidth = []
     for number in range(arguments.rounds + 1):
-        if not arguments.busy:
+        if not arguments.busy and arguments.device == "cpu":
             wait_for_idle_cpu()
-        bandwidth.append(read_bandwidth())
+        bandwidth.append(read_bandwidth(arguments.device))
         requests = requests_of(count, number)
         for key, contender in contenders.items():
             seconds = contender(requests)
@@ -183,8 +189,8 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines = [
         "# Generation: tokens per second",
         "",
-        f"{found['date']}, {found['threads']} threads, {json.dumps(found['machine'])}; median of"
-        f" {found['rounds']} rounds in which the contenders take turns, the best round in brackets.",
+        f"{found['date']}, {found['device']}, {found['threads']} threads, {json.dumps(found['machine'])};"
+        f" median of {found['rounds']} rounds in which the contenders take turns, the best in brackets.",
     ]
     if found["busy"]:
         lines.append(
@@ -192,7 +198,7 @@ def as_markdown(found: dict[str, Any]) -> str:
             " figures are low, and their ratios a hint."
         )
     lines += [
-        "GPT-2 124M, random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (one: 48)."
+        "Random weights, greedy; prompts of 16 to 48 tokens, 8 to 64 new ones (one: 48)."
         " The bandwidth is groundup's, as a share of what a sum reaches"
         f" ({found['read_bandwidth_GB_s']:.0f} GB/s at the end).",
         "",
@@ -200,7 +206,7 @@ def as_markdown(found: dict[str, Any]) -> str:
     columns = {
         key: title for key, title in COLUMNS.items() if any(key in case["best"] for case in found["cases"])
     }
-    head = ["dtype", "requests", *columns.values(), "bandwidth"]
+    head = ["model", "dtype", "requests", *columns.values(), "bandwidth"]
     lines += ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
     for case in found["cases"]:
         figures = [
@@ -208,7 +214,8 @@ def as_markdown(found: dict[str, Any]) -> str:
             for key in columns
         ]
         share = f"{100 * case['share_of_bandwidth']:.0f}%"
-        lines.append("| " + " | ".join([case["dtype"], str(case["requests"]), *figures, share]) + " |")
+        about = [case["model"], case["dtype"], str(case["requests"])]
+        lines.append("| " + " | ".join([*about, *figures, share]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -217,6 +224,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--models", nargs="+", choices=SHAPES, default=["gpt2-124m"])
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(

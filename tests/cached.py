@@ -30,7 +30,7 @@ def forward_by_pieces(model: Model, tokens_BT: Tensor, lengths: Sequence[int]) -
     for length in lengths:
         blocks = [list(range(row, batch_size * num_blocks, batch_size)) for row in range(batch_size)]
         spans = [Span(begin, length, own[: -(-(begin + length) // BLOCK_SIZE)]) for own in blocks]
-        cache.prepare(spans, cleared=[], copies={})
+        cache.prepare(spans)
         positions_BT = torch.arange(begin, begin + length).repeat(batch_size, 1)
         pieces_BT = tokens_BT[:, begin : begin + length]
         hidden = model(pieces_BT.reshape(1, -1), positions_BT=positions_BT.view(1, -1), cache=cache)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A GPT-2 model and the batch it is measured on."""
+    """A model and the batch it is measured on; a GPT-2, unless the matrices of a layer have other weights."""
 
     num_layers: int
     hidden_size: int
@@ -21,16 +21,19 @@ class Shape:
     vocab_size: int
     sequence_length: int
     micro_batch_size: int
+    micro_batches: int = 1
+    layer_weights: int = 0
 
     @property
     def tokens_per_step(self) -> int:
-        """Target tokens of one optimizer step; there is no accumulation."""
-        return self.sequence_length * self.micro_batch_size
+        """Target tokens of one optimizer step."""
+        return self.sequence_length * self.micro_batch_size * self.micro_batches
 
     @property
     def flops_per_token(self) -> float:
         """Of one training step's matrix products: 6 per weight, and attention counted as causal."""
-        weights = 12 * self.num_layers * self.hidden_size**2 + self.vocab_size * self.hidden_size
+        of_layer = self.layer_weights or 12 * self.hidden_size**2
+        weights = of_layer * self.num_layers + self.vocab_size * self.hidden_size
         return 6 * weights + 6 * self.num_layers * self.sequence_length * self.hidden_size
 
 
@@ -47,6 +50,25 @@ SHAPES = {
         num_layers=6, hidden_size=384, num_heads=6, vocab_size=8192, sequence_length=512, micro_batch_size=8
     ),
 }
+
+
+_OF_GPT2 = {"vocab_size": 50304, "sequence_length": 1024, "micro_batches": 4}
+GPU_SHAPES = {
+    "gpt2-124m": Shape(num_layers=12, hidden_size=768, num_heads=12, micro_batch_size=32, **_OF_GPT2),
+    "gpt2-345m": Shape(num_layers=24, hidden_size=1024, num_heads=16, micro_batch_size=16, **_OF_GPT2),
+    "gpt2-1558m": Shape(num_layers=48, hidden_size=1600, num_heads=25, micro_batch_size=8, **_OF_GPT2),
+    "llama-1b": Shape(
+        num_layers=16,
+        hidden_size=2048,
+        num_heads=32,
+        vocab_size=128256,
+        sequence_length=2048,
+        micro_batch_size=4,
+        micro_batches=4,
+        layer_weights=60_817_408,
+    ),
+}
+"""The last has 8 key/value heads, a feed-forward width of 8192 and a tied embedding: Llama-3.2-1B."""
 
 
 def random_tokens(shape: Shape, num_samples: int, *, seed: int) -> Tensor:

@@ -53,7 +53,7 @@ class GPT(nn.Module):
 
     def forward(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """Returns the mean loss."""
-        x_BTD = self.tokens(ids_BT) + self.positions(torch.arange(ids_BT.shape[1]))
+        x_BTD = self.tokens(ids_BT) + self.positions(torch.arange(ids_BT.shape[1], device=ids_BT.device))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         logits_BTV = functional.linear(self.norm(x_BTD), self.tokens.weight)

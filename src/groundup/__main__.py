@@ -30,6 +30,9 @@ _IMPORTING = "<frozen importlib._bootstrap>"
 def main() -> None:
     """Runs the command line: an error that the user can mend ends in one paragraph and exit code 1."""
     limit_spinning(os.environ)
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # numpy multiplies nothing; without threads we can fork
     atexit.register(gc.freeze)  # a last collection of what ends with the process anyway takes a while
     sys.excepthook = _leave_to_launcher
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in the background of a script

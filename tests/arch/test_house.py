@@ -43,15 +43,44 @@ def test_data_needs_no_torch(module):
     assert module in modules_after(code)
 
 
-def test_help_needs_no_torch():
+@pytest.mark.parametrize(
+    ("words", "others", "text"),
+    [
+        (["--help"], set(), "Raw text to a trained"),
+        (["tokens", "--help"], set(), "Tokenize documents into"),
+        (["train", "--help"], {"train", "options", "run_config"}, "For example"),
+    ],
+)
+def test_help_imports_few_modules(words, others, text):
     code = (
         "import contextlib, io\n"
         "from groundup.cli.app import run\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):\n"
-        "    run(['--help'])\n"
-        "assert 'Raw text to a trained' in out.getvalue()"
+        f"    run({words})\n"
+        f"assert {text!r} in out.getvalue()"
     )
-    assert not modules_after(code) & {"torch", "transformers"}
+    loaded = modules_after(code)
+    assert not loaded & {"torch", "transformers", "numpy", "pydantic", "tokenizers", "tiktoken"}
+    assert {name for name in loaded if name.startswith("groundup.cli.")} == {
+        "groundup.cli.app",
+        *(f"groundup.cli.{name}" for name in others),
+    }
+    assert len(loaded) < 450
+
+
+@pytest.mark.parametrize("group", [[], ["tokens"], ["checkpoint"]], ids=str)
+def test_a_list_of_verbs_tells_of_each_what_its_own_help_does(group, capsys):
+    """They are told by their source, without an import."""
+    told = []
+    for listing in (True, False):
+        app = build_app(listing=listing)
+        owner = app[group[0]] if group else app
+        for name in [] if listing else [name for name in owner if not name.startswith("-")]:
+            assert owner[name].help  # which imports it
+        with pytest.raises(SystemExit):
+            app([*group, "--help"])
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1]
 
 
 def test_a_config_that_is_not_there_needs_no_torch():
@@ -89,7 +118,7 @@ def test_help_teaches_with_an_example(words, capsys):
 
 @pytest.mark.parametrize("words", list(verbs()), ids=" ".join)
 def test_every_flag_is_described(words):
-    app = build_app(listing=True)
+    app = build_app()
     verb = app[words[0]][words[1]] if words[1:] else app[words[0]]
     flags = [
         argument for argument in verb.assemble_argument_collection(parse_docstring=True) if argument.show

@@ -94,7 +94,7 @@ def flags(thing):
 
 def verbs():
     """Each verb and the parameters of its function."""
-    app = build_app(listing=True)
+    app = build_app()
     for name in app:
         if not name.startswith("-"):
             below = [[name, sub] for sub in app[name] if not sub.startswith("-")]

@@ -20,11 +20,11 @@ def folder(tmp_path_factory) -> Path:
 
 def test_every_command_runs(folder):
     lines = commands(GUIDE)
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         if "gpt2-1558m" not in line or "--search" in line:
             run(line, folder)
 
 
 def test_what_is_shown_is_what_is_printed(folder):
-    assert require_sessions(GUIDE, folder) == 2
+    assert require_sessions(GUIDE, folder) == 3

@@ -1,6 +1,6 @@
 """`groundup train` with a fault: FAULT="how:rank:step:times", which comes so many times in all attempts.
 
-Its ranks, where it starts them, run under RANKS_PYTHON.
+Ranks that it starts are forks of it, where that is safe; else they run under RANKS_PYTHON.
 """
 
 import functools
@@ -12,6 +12,7 @@ from pathlib import Path
 from groundup import __main__ as program
 from groundup.core.errors import DataError
 from groundup.launch.env import LAUNCHER_PIPE, own_rank, rank_from_env
+from groundup.launch.forked_rank import is_safe_to_fork
 
 
 def comes_true(state) -> bool:
@@ -44,12 +45,12 @@ def fault():
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
 
-if LAUNCHER_PIPE not in os.environ and not rank_from_env():
+if LAUNCHER_PIPE not in os.environ and not rank_from_env() and not is_safe_to_fork():
     from groundup.launch import launcher
 
     python = os.environ["RANKS_PYTHON"]
     launcher.run_ranks = functools.partial(launcher.run_ranks, command=[python, __file__])
-elif "FAULT" in os.environ:
+if "FAULT" in os.environ:
     from groundup.train import loop
 
     healthy_step = loop.train_step

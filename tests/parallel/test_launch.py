@@ -14,6 +14,7 @@ from groundup.cli.app import run as run_command
 from groundup.core.errors import ConfigError, MachineError
 from groundup.launch.env import FAILURES_DIR, RankInfo, rank_from_env
 from groundup.launch.errors import RankFailure, root_cause
+from groundup.launch.forked_rank import GPU_FILES, is_safe_to_fork
 from tests.forked import python
 
 RANK = Path(__file__).with_name("rank_that_fails.py")
@@ -21,21 +22,34 @@ LAUNCH = (
     "import sys; from pathlib import Path; from groundup.launch.launcher import run_ranks;"
     "sys.exit(run_ranks(3, sys.argv[3:], command=sys.argv[1:3], folder=Path(sys.argv[5])))"
 )
+LAUNCH_FORKS = (
+    "import runpy, sys; from pathlib import Path; from groundup import __main__ as program;"
+    "from groundup.launch.launcher import run_ranks; script = sys.argv[2];"
+    "program.main = lambda: runpy.run_path(script, run_name='__main__');"
+    "sys.exit(run_ranks(3, sys.argv[3:], folder=Path(sys.argv[5])))"
+)
+FORKS = pytest.mark.skipif(
+    sys.platform != "linux" or any(Path(path).exists() for path in GPU_FILES),
+    reason="ranks are forks on Linux only, where there is no GPU",
+)
+START = pytest.mark.parametrize(
+    "start", [LAUNCH, pytest.param(LAUNCH_FORKS, marks=FORKS)], ids=["new processes", "forks"]
+)
 
 
-def launcher(folder, culprit, how, script=RANK, interpreter=sys.executable):
+def launcher(folder, culprit, how, script=RANK, interpreter=sys.executable, code=LAUNCH):
     """The launcher of three ranks, in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, interpreter, script, str(culprit), how, str(folder)],
+        [sys.executable, "-c", code, interpreter, script, str(culprit), how, str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
 
 
-def failure_report(folder, culprit, how, script=RANK, interpreter=sys.executable):
+def failure_report(folder, culprit, how, script=RANK, interpreter=sys.executable, code=LAUNCH):
     """Exit code, and the lines on stderr from the first failure on."""
-    process = launcher(folder, culprit, how, script, interpreter)
+    process = launcher(folder, culprit, how, script, interpreter, code)
     try:
         _, stderr = process.communicate(timeout=240)
     finally:
@@ -53,10 +67,19 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("culprit", "start"),
+    [
+        (0, LAUNCH),
+        (1, LAUNCH),
+        pytest.param(0, LAUNCH_FORKS, marks=FORKS),
+        pytest.param(2, LAUNCH_FORKS, marks=FORKS),
+    ],
+    ids=["0", "1", "0 of forks", "2 of forks"],
+)
 @pytest.mark.parametrize("how", WAYS)
-def test_the_first_failure_is_named_last(tmp_path, culprit, how):
-    code, lines, _ = failure_report(tmp_path, culprit, how)
+def test_the_first_failure_is_named_last(tmp_path, culprit, start, how):
+    code, lines, _ = failure_report(tmp_path, culprit, how, code=start)
     expected_code, message = WAYS[how]
     where = f"rank {culprit} ({os.uname().nodename}), step 812, phase backward: "
     assert lines[0].startswith(f"groundup: first failure: {where}{message}")
@@ -71,8 +94,9 @@ def test_a_killed_rank_is_explained_by_memory(tmp_path):
     assert "GB are free now" in lines[1]
 
 
-def test_a_crash_shows_the_python_stack(tmp_path):
-    code, lines, stderr = failure_report(tmp_path, 2, "segv")
+@START
+def test_a_crash_shows_the_python_stack(tmp_path, start):
+    code, lines, stderr = failure_report(tmp_path, 2, "segv", code=start)
     assert code == 128 + signal.SIGSEGV
     assert "SIGSEGV" in lines[0]
     assert "in culprits_life" in stderr
@@ -142,8 +166,9 @@ def all_have(folder, suffix):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_passed_on_once_and_the_ranks_end_by_themselves(tmp_path, number, code):
-    process = launcher(tmp_path, 0, "obey")
+@START
+def test_a_signal_is_passed_on_once_and_the_ranks_end_by_themselves(tmp_path, number, code, start):
+    process = launcher(tmp_path, 0, "obey", code=start)
     all_have(tmp_path, "ready")
     process.send_signal(number)
     _, stderr = process.communicate(timeout=60)
@@ -153,8 +178,9 @@ def test_a_signal_is_passed_on_once_and_the_ranks_end_by_themselves(tmp_path, nu
     assert [(tmp_path / f"{rank}.told").read_text() for rank in range(3)] == [number.name + "\n"] * 3
 
 
-def test_the_second_ctrl_c_kills(tmp_path):
-    process = launcher(tmp_path, 0, "ignore")
+@START
+def test_the_second_ctrl_c_kills(tmp_path, start):
+    process = launcher(tmp_path, 0, "ignore", code=start)
     all_have(tmp_path, "ready")
     process.send_signal(signal.SIGINT)
     all_have(tmp_path, "told")
@@ -165,14 +191,76 @@ def test_the_second_ctrl_c_kills(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills children with their parent")
-def test_no_rank_outlives_a_killed_launcher(tmp_path):
-    process = launcher(tmp_path, 0, "ignore")
+@START
+def test_no_rank_outlives_a_killed_launcher(tmp_path, start):
+    process = launcher(tmp_path, 0, "ignore", code=start)
     all_have(tmp_path, "ready")
     process.kill()
     process.communicate(timeout=60)
     for rank in range(3):
         with (tmp_path / f"{rank}.alive").open() as alive:
             fcntl.flock(alive, fcntl.LOCK_EX)  # waits for the rank's end, or for pytest's timeout
+
+
+FORK = """
+import os, signal, sys, tempfile, threading
+from pathlib import Path
+from groundup import __main__ as program
+from groundup.launch import launcher
+
+def life():
+    assert os.getsid(0) == os.getpid()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    assert sys.argv[1:] == ["some", "words"]
+    assert os.environ["OMP_NUM_THREADS"] == str(sys.modules["torch"].get_num_threads()) == "3"
+    assert os.fstat(opened.fileno()).st_rdev == os.stat(os.devnull).st_rdev
+    assert sys.stdin.read() == ("for rank 0" if os.environ["RANK"] == "0" else "")
+    assert "colorsys" in sys.modules
+    print("rank", os.environ["RANK"])
+    (folder / os.environ["RANK"]).touch()
+    sys.exit("its last word" if os.environ["RANK"] == "1" else 0)
+
+program.main = life
+temporary = tempfile.TemporaryDirectory()
+folder, opened = Path(temporary.name), open(__file__)
+os.environ.pop("OMP_NUM_THREADS")
+os.sched_getaffinity = lambda process: range(6)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("the launcher's own", end=" ")
+ranks = Path(sys.argv[1])
+code = launcher.run_ranks(2, ["some", "words"], modules=["colorsys"], folder=ranks, with_stdin=True)
+assert {path.name for path in folder.iterdir()} == {"0", "1"}
+opened.read()
+print(code)
+"""
+
+
+@FORKS
+def test_a_fork_begins_as_a_new_process_does_and_ends_without_the_launchers_end(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text(FORK)
+    words = [python(), str(program), str(tmp_path / "ranks")]
+    run = subprocess.run(words, input="for rank 0", capture_output=True, text=True)
+    assert run.stdout == "the launcher's own rank 0\n1\n"
+    assert run.stderr.endswith(
+        f"phase start: ended with exit code 1: its last word\n  It left no exception.\n"
+        f"  Its output: {tmp_path / 'ranks' / 'rank-1.log'}\n"
+    )
+    assert (tmp_path / "ranks" / "rank-1.log").read_text() == "rank 1\nits last word\n"
+
+
+@FORKS
+def test_nothing_is_forked_where_native_threads_run_or_a_gpu_is_there(tmp_path, monkeypatch):
+    code = (
+        "import torch; from groundup.launch.forked_rank import is_safe_to_fork; before = is_safe_to_fork();"
+        "torch.set_num_threads(2); torch.ones(1 << 20).sum(); print(before, is_safe_to_fork())"
+    )
+    run = subprocess.run([python(), "-c", code], capture_output=True, text=True)
+    assert run.stdout == "True False\n", run.stderr
+    monkeypatch.setattr("groundup.launch.forked_rank.GPU_FILES", [tmp_path])
+    assert not is_safe_to_fork()
 
 
 def test_groundup_itself_says_it_once(tmp_path):

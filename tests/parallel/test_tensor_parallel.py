@@ -23,6 +23,7 @@ from groundup.parallel.tensor_parallel import (
     vocabulary_shard,
 )
 from groundup.train.loss import IGNORE, linear_cross_entropy
+from groundup.train.token_log_probs import token_log_probs
 from tests.instances import MODELS
 from tests.parallel.ranks import start_ranks
 
@@ -127,20 +128,24 @@ def meta_difference(config, mesh):
     return abs(loss_of(part, config, slice(3), False).item() / expected - 1), 0.0
 
 
-def loss_difference(vocab_size, mesh):
-    """Of the vocabulary-parallel loss alone: (loss, worst gradient)."""
+def weighted_log_probs(hidden, head, targets, **given):
+    """A loss of log-probabilities that have different gradients."""
+    log_probs = token_log_probs(hidden, head, targets, **given)
+    return (log_probs * torch.linspace(-1, 2, len(targets))).sum()
+
+
+def loss_difference(loss_of, vocab_size, mesh):
+    """Of a vocabulary-parallel loss alone: (loss, worst gradient)."""
     generator = torch.Generator().manual_seed(0)
     hidden = (30 * torch.randn(70, 8, generator=generator)).requires_grad_()
     head = torch.randn(-(-vocab_size // 128) * 128, 8, generator=generator).requires_grad_()
     targets = torch.randint(vocab_size, (70,), generator=generator)
     targets[::7] = IGNORE
-    expected = linear_cross_entropy(hidden, head, targets, vocab_size=vocab_size)
+    expected = loss_of(hidden, head, targets, vocab_size=vocab_size)
     expected_gradients = torch.autograd.grad(expected * 3, (hidden, head))
     rows = head.detach().chunk(mesh.size())[mesh.get_local_rank()].clone().requires_grad_()
     begin = mesh.get_local_rank() * len(head.chunk(mesh.size())[0])
-    actual = linear_cross_entropy(
-        hidden, rows, targets, vocab_size=vocab_size, group=mesh.get_group(), vocab_begin=begin
-    )
+    actual = loss_of(hidden, rows, targets, vocab_size=vocab_size, group=mesh.get_group(), vocab_begin=begin)
     gradients = torch.autograd.grad(actual * 3, (hidden, rows))
     dist.all_reduce(gradients[0], group=mesh.get_group())
     wanted = expected_gradients[0], expected_gradients[1][begin : begin + len(rows)]
@@ -162,7 +167,8 @@ def checks(world):
             yield f"{name}-{kind}", lambda mesh, c=config, k=kind: difference(c, k, mesh)
     yield "meta", lambda mesh: meta_difference(CASES[world]["gpt2"], mesh)
     for vocab_size in (129, 384, 500, 50257):
-        yield f"loss-{vocab_size}", lambda mesh, v=vocab_size: loss_difference(v, mesh)
+        for name, loss in (("loss", linear_cross_entropy), ("log-probs", weighted_log_probs)):
+            yield f"{name}-{vocab_size}", lambda mesh, f=loss, v=vocab_size: loss_difference(f, v, mesh)
     yield "odd-length", lambda mesh: odd_length(CASES[world]["gpt2"], mesh)
 
 

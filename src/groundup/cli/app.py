@@ -1,6 +1,6 @@
 """The command line: verb -> "module:function". A verb's module is imported only when it is used."""
 
-import importlib
+import ast
 import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -87,6 +87,11 @@ _VERBS = {
 }
 """Verb -> module of ``groundup.cli`` and function."""
 
+_DESCRIBED_BY = {"eval": "evaluate:evaluate", "megatron": "megatron:megatron"}
+"""Verbs that are no functions -> the function whose docstring is their help."""
+
+_INSTALL_COMPLETION = "--install-completion"
+
 
 def run(arguments: Sequence[str]) -> None:
     """Runs one command line (without the program's name).
@@ -95,7 +100,8 @@ def run(arguments: Sequence[str]) -> None:
         ConfigError: There is no such verb or flag, or a flag's value is not what it takes.
     """
     words = [argument for argument in arguments if not argument.startswith("-")]
-    app = build_app(listing=not words or (len(words) == 1 and words[0] in _GROUPS))
+    lists_verbs = not words or (len(words) == 1 and words[0] in _GROUPS)
+    app = build_app(listing=lists_verbs and _INSTALL_COMPLETION not in arguments)
     try:
         app(arguments, print_error=False, exit_on_error=False)
     except CycloptsError as error:
@@ -134,7 +140,7 @@ def build_app(*, listing: bool = False) -> App:
     """Builds the tree of verbs.
 
     Args:
-        listing: Import every verb's module, for the first line of its help; else only the one that is used.
+        listing: For a list of verbs alone: they have their help, but no flags, and no module is imported.
     """
     app = App(
         name="groundup",
@@ -144,16 +150,25 @@ def build_app(*, listing: bool = False) -> App:
         help_epilogue=_EPILOGUE,
         suppress_keyboard_interrupt=False,  # __main__ says that it was interrupted
     )
-    app.register_install_completion_command(help=_COMPLETION)
+    app.register_install_completion_command(_INSTALL_COMPLETION, help=_COMPLETION)
     for name, text in _GROUPS.items():
         app.command(App(name=name, help=text))
     for path, target in _VERBS.items():
         *group, name = path.split()
         owner = app[group[0]] if group else app
-        module, function = f"groundup.cli.{target}".split(":")
-        verb = getattr(importlib.import_module(module), function) if listing else f"{module}:{function}"
-        owner.command(verb, name=name)
+        if listing:
+            owner.command(App(name=name, help=_docstring(_DESCRIBED_BY.get(path, target))))
+        else:
+            owner.command(f"groundup.cli.{target}", name=name)
     return app
+
+
+def _docstring(target: str) -> str | None:
+    """Reads the docstring of a verb in its source: importing all verbs takes several times as long."""
+    module, _, name = target.partition(":")
+    body = ast.parse(Path(__file__).with_name(f"{module}.py").read_bytes()).body
+    (function,) = (node for node in body if isinstance(node, ast.FunctionDef) and node.name == name)
+    return ast.get_docstring(function)
 
 
 def refused_by_system(error: OSError, arguments: Sequence[str]) -> MachineError | None:

@@ -3,18 +3,17 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from groundup.core.errors import ConfigError, DataError
-from groundup.corpus.bad_records import Action, BadRecordPolicy
-from groundup.tokens.tokenizer.base import Tokenizer
-from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LoadedModel
+    from groundup.corpus.bad_records import Action, BadRecordPolicy
     from groundup.models import WeightDtypes
+    from groundup.tokens.tokenizer.base import Tokenizer
 
 Switch = Annotated[bool, Parameter(negative="")]
 """A flag without a value, and without a second one that takes it back."""
@@ -52,7 +51,7 @@ class TokenizerOptions:
     merge_file: Path | None = None
     tokenizer_model: Path | None = None
 
-    def load(self) -> Tokenizer:
+    def load(self) -> "Tokenizer":
         """Loads the tokenizer that the flags name.
 
         Raises:
@@ -60,6 +59,8 @@ class TokenizerOptions:
             DataError: What is named is missing or malformed.
             MachineError: A download failed, or a library is not installed.
         """
+        from groundup.tokens.tokenizer.load_tokenizer import load_gpt2_files, load_tokenizer
+
         match (self.tokenizer, self.vocab_file, self.merge_file, self.tokenizer_model):
             case (Path() as path, None, None, None) | (None, None, None, Path() as path):
                 return load_tokenizer(path)
@@ -73,12 +74,14 @@ class TokenizerOptions:
             " or --tokenizer-model.",
         )
 
-    def load_or_first(self, words: Sequence[str]) -> tuple[Tokenizer, list[str]]:
+    def load_or_first(self, words: Sequence[str]) -> "tuple[Tokenizer, list[str]]":
         """Loads the tokenizer that the flags name, else that of the first word; returns the other words too.
 
         Raises:
             ConfigError, DataError, MachineError: As ``load``.
         """
+        from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
+
         rest = list(words)
         if rest and not self._given():
             return load_tokenizer(Path(rest.pop(0))), rest
@@ -102,7 +105,7 @@ class DataTokenizerOptions(TokenizerOptions):
 
     end_of_document_id: int | None = None
 
-    def find(self) -> Tokenizer | None:
+    def find(self) -> "Tokenizer | None":
         """Loads the tokenizer that the flags name; None where they name none.
 
         Raises:
@@ -117,11 +120,13 @@ class ModelOptions:
     """Which weights of a model, and where they are used.
 
     Attributes:
+        adapter: Folder of an adapter of the model, as PEFT saves it: it is merged into the weights.
         ema: Use the average of the weights that a run with ema.decay keeps.
         tokenizer: Folder, file or name, where the model has none or another is meant.
     """
 
     device: Device = "auto"
+    adapter: Path | None = None
     ema: Switch = False
     tokenizer: Path | None = None
 
@@ -134,9 +139,11 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(
-            path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer, dtypes=dtypes
-        )
+        return open_model(path, device=choose_device(self.device), dtypes=dtypes, **self.of_stored())
+
+    def of_stored(self) -> dict[str, Any]:
+        """Returns the arguments of ``open_lazy``."""
+        return {"adapter": self.adapter, "ema": self.ema, "tokenizer": self.tokenizer}
 
 
 @Parameter(name="*")
@@ -178,12 +185,14 @@ NO_DATA_TOKENIZER = DataTokenizerOptions()
 MODEL_AS_IT_IS = ModelOptions()
 
 
-def chosen_policy(action: Action, max_bad: float) -> BadRecordPolicy:
+def chosen_policy(action: "Action", max_bad: float) -> "BadRecordPolicy":
     """Returns the policy that ``--bad-records`` and ``--max-bad`` name.
 
     Raises:
         ConfigError: ``--max-bad`` is no share.
     """
+    from groundup.corpus.bad_records import BadRecordPolicy
+
     if not 0 <= max_bad <= 1:
         raise ConfigError(
             f"{max_bad:g} is no share of the records", where="--max-bad", fix="Give a number from 0 to 1."

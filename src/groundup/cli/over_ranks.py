@@ -100,7 +100,10 @@ def start_ranks(layout: "Layout", *, with_stdin: bool = False) -> None:
     from groundup.launch.launcher import run_ranks
 
     if layout.num_ranks > 1 and rank_from_env() is None and not is_torchrun_worker():
-        raise SystemExit(run_ranks(layout.num_ranks, sys.argv[1:], with_stdin=with_stdin))
+        code = run_ranks(
+            layout.num_ranks, sys.argv[1:], modules=["groundup.parallel.mesh"], with_stdin=with_stdin
+        )
+        raise SystemExit(code)
 
 
 @contextlib.contextmanager
@@ -174,7 +177,7 @@ def open_over_ranks(
 
     if mesh.size == 1:
         return model.open(path, dtypes)
-    stored = open_lazy(path, ema=model.ema, tokenizer=model.tokenizer)
+    stored = open_lazy(path, **model.of_stored())
     _require_divisible(mesh, stored.config)
     context = precision.autocast if precision else contextlib.nullcontext
     return load_over_ranks(stored, mesh, precision=context, dtypes=dtypes)

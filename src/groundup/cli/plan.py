@@ -1,5 +1,6 @@
 """``groundup plan``: what a run will need, before it takes a GPU."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,9 +16,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from groundup.plan.devices import Devices
     from groundup.plan.fitting import Change
     from groundup.plan.rank_memory import RankMemory
-    from groundup.plan.run_plan import Devices, Plan
+    from groundup.plan.run_plan import Plan
     from groundup.train.config import TrainConfig
 
 Gpus = Annotated[int, pydantic.Field(ge=0)]
@@ -31,17 +33,22 @@ def plan(
     gpu: str = "",
     gpus: Gpus = 0,
     memory: float = 0.0,
-    mfu: float = 0.4,
+    mfu: float = 0.0,
     tokens_per_second: float = 0.0,
     per_machine: int = 8,
+    link: float = 0.0,
     network: float = 50.0,
+    link_latency: float = 25.0,
+    network_latency: float = 12.0,
     data: bool = True,
     formula: Literal["groundup", "megatron"] = "groundup",
     search: Switch = False,
+    scale: str = "",
+    grow_batch: Switch = False,
     top: int = 10,
     json: Switch = False,
 ) -> None:
-    """Show what a run will need, before it takes a GPU: memory of each rank, data, disk, hours, energy.
+    """Show what a run will need, before it takes a GPU: memory of each rank, time, data, disk, energy.
 
     Takes what `groundup train` takes, starts nothing, and needs a second or two. A run that could not start,
     or whose memory does not fit, is refused (exit code 1) with the smallest changes that mend it.
@@ -54,26 +61,41 @@ def plan(
 
         groundup plan run.yaml --search --gpus 16 --gpu A100 --memory 40
 
+        groundup plan run.yaml --scale 8,64,512,4096 --gpu H100 --search --no-data
+
     Args:
         gpu: Device to plan for, as H100 or "RTX 4090"; a wrong name lists those that are known.
         gpus: Number of devices; 0 for as many as the layout names.
         memory: Of each device in GiB, if not the device's own.
-        mfu: Share of the device's peak that the model's own operations reach.
-        tokens_per_second: Of the whole run, as measured, instead of --mfu.
+        mfu: Share of the device's peak that the model's operations reach, instead of the model of time.
+        tokens_per_second: Of the whole run, as measured, instead of either.
         per_machine: Devices of a machine.
+        link: GB/s between devices of a machine, in one direction, if not the device's own.
         network: GB/s between machines for each device, in one direction.
+        link_latency: Microseconds that a collective within a machine takes besides its bytes.
+        network_latency: Microseconds besides for each further machine that it spans.
         data: Whether to read the data's headers; --no-data plans a run whose data is still to be made.
         formula: Whose memory: ours, or what Megatron-LM of 2019 to 2023 took with eager attention in fp16.
         search: List the fastest layouts that fit --gpus devices; the layout of the config does not matter.
+        scale: Numbers of devices, as 8,64,512: a table of the step's time, idle time, waiting and MFU on
+            each, under the config's layout with as many replicas as there are devices for; with --search
+            under the fastest layout.
+        grow_batch: With --scale, let the batch grow with the devices, from the config's at the least of them.
         top: Number of layouts to list.
         json: Print everything as JSON, for machines.
     """
     devices = _devices(gpu, gpus, memory, mfu, tokens_per_second, per_machine)
+    devices = _linked(devices, link, network, link_latency, network_latency)
     run = run_config(config, overrides).value
+    if scale or grow_batch:
+        from groundup.cli.plan_scale import show_scaling
+
+        show_scaling(run, devices, scale, searches=search, grows=grow_batch, as_json=json)
+        return
     if search:
         from groundup.cli.plan_search import list_layouts
 
-        list_layouts(run, devices, network=network, top=top, as_json=json)
+        list_layouts(run, devices, top=top, as_json=json)
         return
     from groundup.plan.run_plan import plan_run
 
@@ -99,9 +121,9 @@ def _devices(
     gpu: str, gpus: int, memory: float, mfu: float, tokens_per_second: float, per_machine: int
 ) -> "Devices":
     from groundup.plan.device_table import accelerator
-    from groundup.plan.run_plan import Devices
+    from groundup.plan.devices import Devices
 
-    if not 0 < mfu <= 1:
+    if not 0 <= mfu <= 1:
         raise ConfigError(f"{mfu:g} is no share of the peak", where="--mfu", fix="Give a number from 0 to 1.")
     for name, value in (("--memory", memory), ("--tokens-per-second", tokens_per_second)):
         if value < 0:
@@ -117,6 +139,32 @@ def _devices(
         mfu=mfu,
         tokens_per_second=tokens_per_second,
         per_machine=per_machine,
+    )
+
+
+def _linked(
+    devices: "Devices", link: float, network: float, link_latency: float, network_latency: float
+) -> "Devices":
+    """Returns the devices with the links as given; latencies in microseconds."""
+    for name, value in (
+        ("--link", link),
+        ("--link-latency", link_latency),
+        ("--network-latency", network_latency),
+    ):
+        if value < 0:
+            raise ConfigError(
+                f"{value:g} is less than nothing", where=name, fix="Leave it out, or give a number."
+            )
+    if network <= 0:
+        raise ConfigError(
+            f"{network:g} GB/s send nothing", where="--network", fix="Give GB/s for each device."
+        )
+    return dataclasses.replace(
+        devices,
+        link_gb=link,
+        network_gb=network,
+        link_latency=link_latency * 1e-6,
+        network_latency=network_latency * 1e-6,
     )
 
 
@@ -173,6 +221,10 @@ def _print_plan(found: "Plan", run: "TrainConfig", devices: "Devices") -> None:
         f" {disk.peak / 1e9:.2f} GB at once, {found.disk_free / 1e9:.0f} GB are free"
     )
     console.print("[bold]Time and energy[/bold]")
+    if found.time:
+        from groundup.cli.plan_scale import step_in_words
+
+        console.print(step_in_words(found.time))
     console.print(_effort(found, devices))
     for warning in found.warnings:
         console.print(f"[yellow]warning[/yellow]: {warning}", soft_wrap=True)
@@ -226,7 +278,8 @@ def _effort(found: "Plan", devices: "Devices") -> str:
     words = f"{effort.flops_per_token / 1e9:.4g} GFLOP a token, {effort.flops:.3g} FLOP in all"
     if not effort.tokens_per_second:
         return f"{words}; for hours give --gpu NAME, or --tokens-per-second as measured"
-    how = "as given" if devices.tokens_per_second else f"at an MFU of {devices.mfu:.0%}"
+    how = f"at an MFU of {found.time.mfu if found.time else devices.mfu:.0%}"
+    how = "as given" if devices.tokens_per_second else how + ", as predicted" * (found.time is not None)
     speed = f"{human_count(effort.tokens_per_second)} tokens/s on {_devices_in_words(found.ranks)} {how}"
     words += f"\n{speed}: {effort.hours:,.1f} hours"
     if effort.kilowatt_hours and devices.kind:

@@ -8,19 +8,18 @@ from groundup.core.errors import ConfigError, MachineError
 from groundup.core.progress import human_count
 
 if TYPE_CHECKING:
-    from groundup.plan.run_plan import Devices
+    from groundup.plan.devices import Devices
     from groundup.train.config import TrainConfig
 
 _GIB = 1 << 30
 
 
-def list_layouts(run: "TrainConfig", devices: "Devices", *, network: float, top: int, as_json: bool) -> None:
+def list_layouts(run: "TrainConfig", devices: "Devices", *, top: int, as_json: bool) -> None:
     """Prints the fastest layouts that fit so many devices.
 
     Args:
         run: Whose layout is searched for.
         devices: With their number and memory.
-        network: GB/s between machines for each device.
         top: Number of layouts to list.
         as_json: As JSON.
 
@@ -31,8 +30,8 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, network: float, top:
     from rich.console import Console
 
     from groundup.plan.fitting import best_of_each, search
-    from groundup.plan.run_step import planned_precision, step_of_run
-    from groundup.plan.step_time import Machines
+    from groundup.plan.run_step import planned_precision
+    from groundup.plan.scaling import one_rank
 
     if not devices.ranks or not devices.usable:
         raise ConfigError(
@@ -41,17 +40,10 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, network: float, top:
             fix="Give --gpus N, and --gpu NAME or --memory GIB.",
         )
     precision = planned_precision(run, devices.kind)
-    peak = devices.kind.peak_flops(precision) if devices.kind else 312e12
-    machines = Machines(
-        flops=peak * devices.mfu,
-        link_gb=devices.kind.link_gb if devices.kind else 300.0,
-        network_gb=network,
-        per_machine=devices.per_machine,
+    machines = devices.machines(precision)
+    found, legal, least = search(
+        run, one_rank(run, precision), ranks=devices.ranks, capacity=devices.usable, machines=machines
     )
-    step = step_of_run(
-        run, dataclasses.replace(run.layout, dp=1, tp=1, pp=1, cp=1, zero=0, shard=0).over(1), precision
-    )
-    found, legal, least = search(run, step, ranks=devices.ranks, capacity=devices.usable, machines=machines)
     shown = best_of_each(found)[:top]
     if as_json:
         layouts = [dataclasses.asdict(one) for one in shown]
@@ -67,18 +59,21 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, network: float, top:
         )
     if as_json:
         return
-    table = new_table(("settings", "GiB", "tokens/s", "step, s", "products", "idle", "tp", "cp", "pp", "dp"))
+    table = new_table(
+        ("settings", "GiB", "tokens/s", "step, s", "MFU", "work", "idle", "tp", "cp", "pp", "dp")
+    )
     for one in shown:
         time = one.time
-        parts = (time.products, time.bubble, time.tensor, time.context, time.pipeline, time.data)
+        parts = (time.work.total, time.bubble, time.tensor, time.context, time.pipeline, time.data)
         shares = [f"{part / time.total:.0%}" for part in parts]
         settings = " ".join(f"{key}={value}" for key, value in one.settings.items())
-        figures = f"{one.total / _GIB:.1f}", human_count(one.tokens_per_second), f"{time.total:.3g}"
-        table.add_row(settings, *figures, *shares)
+        figures = f"{one.total / _GIB:.1f}", human_count(time.tokens_per_second), f"{time.total:.3g}"
+        table.add_row(settings, *figures, f"{time.mfu:.0%}", *shares)
     console = Console(width=max(140, Console().width), highlight=False)
     console.print(
         f"{len(found):,} of {legal:,} layouts of {devices.ranks} devices fit {devices.usable / _GIB:.2f} GiB;"
-        f" the fastest, products at {devices.mfu:.0%} of {peak / 1e12:.0f} TFLOP/s:"
+        f" the fastest, products at {machines.rates.flops / machines.peak:.0%} of"
+        f" {machines.peak / 1e12:.0f} TFLOP/s:"
     )
     console.print(table)
     print("A model of time that ranks layouts (docs/guides/plan.md); measure the first few.")

@@ -127,11 +127,11 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    name = shlex.quote(str(resolved.value.run_dir))
+    run_dir = shlex.quote(str(resolved.value.run_dir))
     if resolved.value.learning().encode_prompt:
-        print(f"Next: groundup serve {name}")
+        print(f"Next: groundup serve {run_dir}")
     else:
-        print(f"Next: groundup generate {name} --prompt '...'")
+        print(f"Next: groundup generate {run_dir} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:
@@ -156,6 +156,7 @@ def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str
         code = run_ranks(
             world_size,
             [*arguments, *debug],
+            modules=["groundup.train.loop"],
             folder=config.run_dir / _RANKS,
             max_restarts=max_restarts,
             newest_step=_newest_step(config) if max_restarts else lambda: 0,

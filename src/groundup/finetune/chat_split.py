@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from groundup.finetune.tokenized_chats import ChatSource
@@ -55,6 +56,12 @@ class ChatSplit:
             mask_documents=True,
         )
         batch = from_predictions(predictions)
+        learned = self.learned(first_sample, count, ordered=ordered)
+        targets_BT = batch.targets_BT.masked_fill(torch.from_numpy(~learned[:, 1:]), IGNORE)
+        return dataclasses.replace(batch, targets_BT=targets_BT)
+
+    def learned(self, first_sample: int, count: int, *, ordered: bool) -> npt.NDArray[np.bool_]:
+        """Returns of each token of some samples whether it is learned, [B, T + 1]."""
         learned = np.zeros((count, self.samples.sequence_length + 1), dtype=np.bool_)
         for row in range(count):
             at = 0
@@ -62,8 +69,7 @@ class ChatSplit:
                 size = span.end - span.begin
                 learned[row, at : at + size] = self.source.learned[span.begin : span.end]
                 at += size
-        targets_BT = batch.targets_BT.masked_fill(torch.from_numpy(~learned[:, 1:]), IGNORE)
-        return dataclasses.replace(batch, targets_BT=targets_BT)
+        return learned
 
     def excerpt(self, first_sample: int, count: int) -> "ChatSplit":
         """See ``Split.excerpt``."""

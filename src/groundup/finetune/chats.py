@@ -130,23 +130,23 @@ def _turns(fields: Mapping[str, Any], names: RecordFields) -> Iterator[dict[str,
     if isinstance(system, str) and system.strip():
         yield {"role": "system", "content": system}
     if names.prompt:
-        yield {"role": "user", "content": _text(fields.get(names.prompt), names.prompt)}
-        yield {"role": "assistant", "content": _text(fields.get(names.completion), names.completion)}
+        yield {"role": "user", "content": text_of(fields.get(names.prompt), names.prompt)}
+        yield {"role": "assistant", "content": text_of(fields.get(names.completion), names.completion)}
         return
     listed = [names.messages] if names.messages else ["messages", "conversations", "conversation"]
     for key in listed:
         if isinstance(fields.get(key), list):
-            yield from (_turn(turn, names) for turn in fields[key])
+            yield from (turn_of(turn, names) for turn in fields[key])
             return
     if names.messages:
         raise NoConversation("no such field", f"no list under {names.messages!r}")
     if "instruction" in fields:
-        instruction, more = _text(fields["instruction"], "instruction"), fields.get("input")
-        if more and _text(more, "input").strip():
+        instruction, more = text_of(fields["instruction"], "instruction"), fields.get("input")
+        if more and text_of(more, "input").strip():
             instruction = f"{instruction}\n\n{more}"
         yield {"role": "user", "content": instruction}
         key = next((key for key in ("output", "response") if key in fields), "output")
-        yield {"role": "assistant", "content": _text(fields.get(key), key)}
+        yield {"role": "assistant", "content": text_of(fields.get(key), key)}
         return
     answer = next((key for key in ("completion", "response", "answer") if key in fields), None)
     question = next((key for key in ("prompt", "question") if key in fields), None)
@@ -155,12 +155,17 @@ def _turns(fields: Mapping[str, Any], names: RecordFields) -> Iterator[dict[str,
         raise NoConversation("unknown form", f"the keys are: {keys}")
     for key, role in ((question, "user"), (answer, "assistant")):
         if isinstance(fields[key], list):
-            yield from (_turn(turn, names) for turn in fields[key])
+            yield from (turn_of(turn, names) for turn in fields[key])
         else:
-            yield {"role": role, "content": _text(fields[key], key)}
+            yield {"role": role, "content": text_of(fields[key], key)}
 
 
-def _turn(turn: Any, names: RecordFields) -> dict[str, str]:
+def turn_of(turn: Any, names: RecordFields) -> dict[str, str]:
+    """Returns a turn of OpenAI's or ShareGPT's form, the role by its common name.
+
+    Raises:
+        NoConversation: It is none, or of an unknown role.
+    """
     if not isinstance(turn, Mapping):
         raise NoConversation("malformed turn", f"it is of type {type(turn).__name__}")
     role = turn.get(names.role) if names.role else turn.get("role", turn.get("from"))
@@ -170,11 +175,15 @@ def _turn(turn: Any, names: RecordFields) -> dict[str, str]:
     if turn.get("tool_calls"):
         raise NoConversation("tool calls", "they are no text")
     key = names.content or ("content" if "content" in turn else "value")
-    return {"role": known, "content": _text(turn.get(key), key)}
+    return {"role": known, "content": text_of(turn.get(key), key)}
 
 
-def _text(value: Any, key: str) -> str:
-    """The text under a key: a string, or OpenAI's list of parts that are texts."""
+def text_of(value: Any, key: str) -> str:
+    """Returns the text under a key: a string, or OpenAI's list of parts that are texts.
+
+    Raises:
+        NoConversation: It is no text.
+    """
     if isinstance(value, bytes):  # a string of a Parquet row
         value = value.decode(errors="replace")
     if isinstance(value, list) and all(isinstance(part, Mapping) and "text" in part for part in value):

@@ -10,6 +10,7 @@ with a ``kind`` and three methods:
 Whatever does not fit the stage (a layout, a packing) it refuses in ``completed``, with a ``ConfigError``.
 """
 
+import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +18,15 @@ from typing import Annotated, Any
 
 from groundup.core.config import ByKind, config
 from groundup.corpus.sources import content_ending
+from groundup.finetune.dpo import Dpo
+from groundup.finetune.grpo import Grpo
+from groundup.finetune.lora import LoraConfig, adapters_of
 from groundup.finetune.pretrain import Pretrain
 from groundup.finetune.sft import Sft
 from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 
-Stage = Annotated[Pretrain | Sft, ByKind]
+Stage = Annotated[Pretrain | Sft | Dpo | Grpo, ByKind]
 
 _OF_RECORDS = (".jsonl", ".ndjson", ".json", ".parquet", ".arrow")
 
@@ -33,9 +37,11 @@ class FinetuneConfig(TrainConfig):
 
     Attributes:
         stage: What is learned, by kind.
+        lora: Low-rank adapters, trained instead of the weights.
     """
 
     stage: Stage = Pretrain()
+    lora: LoraConfig = LoraConfig()
 
     def completed(self) -> "FinetuneConfig":
         """Returns the config with what model and data decide.
@@ -51,7 +57,8 @@ class FinetuneConfig(TrainConfig):
         Raises:
             GroundupError: The stage cannot be done with these settings.
         """
-        return self.stage.learning(self)
+        learning = self.stage.learning(self)
+        return dataclasses.replace(learning, adapters=adapters_of(self)) if self.lora.rank else learning
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,37 +1,30 @@
 """Supervised fine-tuning: what an assistant says in conversations is learned, given what was said before."""
 
-import dataclasses
-import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from groundup.checkpoint.lazy import LazyModel
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, PositiveFloat
-from groundup.core.errors import ConfigError, DataError
-from groundup.core.log import logger, quiet
-from groundup.core.manifest import fingerprint
+from groundup.core.log import quiet
 from groundup.finetune.chat_split import ChatSplit
 from groundup.finetune.chats import RecordFields
+from groundup.finetune.record_data import (
+    open_stored,
+    record_data,
+    record_defaults,
+    require_records,
+    show_examples,
+    with_steps,
+)
 from groundup.finetune.templates import with_template
-from groundup.finetune.tokenized_chats import ChatFormat, ChatSource, open_chats
-from groundup.tokens.sampling.packing import PackedDataset
-from groundup.tokens.sampling.split_documents import SPLITS, split_ranges
-from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
-from groundup.train.init_weights import open_start
+from groundup.finetune.tokenized_chats import ChatFormat
 from groundup.train.learning import Learning
 from groundup.train.run_data import RunData
 from groundup.train.setup import Run
 
 if TYPE_CHECKING:
     from groundup.finetune.config import FinetuneConfig
-
-BY_EPOCHS = 10**9
-"""Stands for the number of steps until the conversations are counted."""
-
-_LONGEST = 2048
-_KEPT = "conversations"
 
 
 @config
@@ -58,69 +51,27 @@ class Sft:
     @staticmethod
     def defaults(tree: Mapping[str, Any]) -> dict[str, Any]:
         """Returns settings of the run that this stage has another default for."""
-        model, data = tree.get("model") or {}, tree.get("data") or {}
-        longest = model.get("max_sequence_length")
-        name = Path(str(data.get("path", "chats"))).name.partition(".")[0]
-        return {
-            "run_dir": f"runs/{name}-sft",
-            "num_steps": BY_EPOCHS,
-            "data": {
-                "packing": "best_fit",
-                "mask_documents": True,
-                "split": "95,5,0",
-                "sequence_length": min(longest, _LONGEST) if isinstance(longest, int) else _LONGEST,
-            },
-            "optimizer": {"kind": "adamw", "lr": 2e-5},
-            "warmup": {"kind": "fraction", "fraction": 0.03},
-            "validation": {"interval": 50, "num_batches": 0},
-        }
+        return record_defaults(tree, Sft.kind) | {"optimizer": {"kind": "adamw", "lr": 2e-5}}
 
     def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
         """Returns the config with what model and data decide: the vocabulary, and the number of steps."""
-        self._require(run)
+        require_records(run, self.kind)
         with quiet():
             stored = self._start(run)
-        model = dataclasses.replace(run.model, vocab_size=stored.config.vocab_size)
-        run = dataclasses.replace(run, model=model)
-        if run.num_steps == BY_EPOCHS:
-            samples = self._open(run, stored).train.num_samples
-            steps = math.ceil(self.epochs * samples / run.global_batch_size)
-            run = dataclasses.replace(run, num_steps=max(1, steps))
-        return run
+        return with_steps(run, stored, lambda run: self._open(run, stored), epochs=self.epochs)
 
     def learning(self, run: "FinetuneConfig") -> Learning:
         """Returns what the training loop is given."""
-        self._require(run)
+        require_records(run, self.kind)
         return Learning(
             open_data=lambda _: self._opened(run),
             change_start=lambda stored: with_template(stored, self.template),
-            begin=self._show,
+            begin=lambda present: show_examples(present, self.examples),
             encode_prompt=encode_question,
         )
 
-    def _require(self, run: "FinetuneConfig") -> None:
-        data = run.data
-        problem = fix = ""
-        if run.start.path is None:
-            problem, fix = "there is no model to begin with", "Name it: groundup finetune MODEL ..."
-        elif run.start.state:
-            problem, fix = "start.state goes on with another run", "Leave it out: the weights begin this one."
-        elif data.packing != "best_fit" or not data.mask_documents:
-            problem, fix = (
-                "conversations are packed whole and kept apart",
-                "Leave out both settings.",
-            )
-        elif data.order != "seeded":
-            problem, fix = f"the order of conversations is not {data.order}", "Leave out data.order."
-        elif any(one.weight != "proportional" for one in data.sources.values()):
-            problem, fix = "files of conversations have no weights", "Leave them out, or name a file twice."
-        if problem:
-            raise ConfigError(problem, where="stage.kind=sft", fix=fix)
-
     def _start(self, run: "FinetuneConfig") -> LazyModel:
-        assert run.start.path is not None, "it was checked"
-        tokenizer = load_tokenizer(run.data.tokenizer) if run.data.tokenizer else None
-        return with_template(open_start(run.start.path, tokenizer), self.template)
+        return with_template(open_stored(run), self.template)
 
     def _opened(self, run: "FinetuneConfig") -> RunData:
         with quiet():  # what is said of the model is said where the run begins with it
@@ -146,43 +97,7 @@ class Sft:
             last_answer_only=self.answers == "last",
             max_tokens=run.data.sequence_length + 1,
         )
-        data, folder = run.data, run.run_dir / _KEPT
-        source = open_chats([one.path for one in data.training.values()], how, folder)
-        shares = data.split.replace("/", ",").split(",")
-        for number, own in ((1, data.validation), (2, data.test)):
-            if own and len(shares) > number:
-                shares[number] = "0"
-        ranges = split_ranges(",".join(shares), source.num_documents)
-        splits = {name: _split(source, ranges[name], name, run) for name in SPLITS}
-        for name, own in (("validation", data.validation), ("test", data.test)):
-            if own:
-                held_out = open_chats([one.path for one in own.values()], how, folder)
-                splits[name] = _split(held_out, (0, held_out.num_documents), name, run)
-        train = splits["train"]
-        if train is None:
-            raise DataError(
-                f"data.split={data.split} leaves none of {source.num_documents} conversations for training",
-                where=source.name,
-                fix="Set data.split=1,0,0 and validation.interval=0.",
-            )
-        assert isinstance(train.samples, PackedDataset), "conversations are packed"
-        return RunData(
-            train=train,
-            validation=splits["validation"],
-            test=splits["test"],
-            tokenizer=tokenizer,
-            fingerprint=fingerprint([source.fingerprint, ranges["train"], how.max_tokens]),
-            facts=[source.describe(), train.samples.describe()],
-        )
-
-    def _show(self, run: Run) -> None:
-        """Logs the first conversations of the training, before its first step."""
-        if run.state.step or not run.mesh.is_first:
-            return
-        split = run.data.train
-        assert isinstance(split, ChatSplit), "this stage opened it"
-        for text in split.examples(self.examples, run.tokenizer):
-            logger.info("%s", text)
+        return record_data(run, how, ChatSplit)
 
 
 def encode_question(run: Run, text: str) -> list[int]:
@@ -195,19 +110,3 @@ def encode_question(run: Run, text: str) -> list[int]:
     for part in template.render([{"role": "user", "content": text}]):
         ids += [part] if isinstance(part, int) else run.tokenizer.encode(part)
     return ids
-
-
-def _split(
-    source: ChatSource, documents: tuple[int, int], name: str, run: "FinetuneConfig"
-) -> ChatSplit | None:
-    """The samples of some conversations; None where there are none."""
-    if documents[0] == documents[1]:
-        return None
-    samples = PackedDataset(
-        source,
-        documents,
-        sequence_length=run.data.sequence_length,
-        seed=run.seed,
-        name=f"{source.name} ({name})",
-    )
-    return ChatSplit(samples=samples, vocab_size=run.model.vocab_size, source=source, documents=documents)

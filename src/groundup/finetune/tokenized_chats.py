@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,35 @@ _ABOUT, _LEFT_OUT = "conversations.json", "left-out.jsonl"
 _SHOWN = 5
 
 
+class RecordFormat(Protocol):
+    """What makes tokens of records: see ``ChatFormat``."""
+
+    noun: ClassVar[str]
+    """What is made of them, for messages."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Of the model."""
+        ...
+
+    @property
+    def max_tokens(self) -> int:
+        """Of what is learned at once; a record with more is left out."""
+        ...
+
+    def fingerprint(self, paths: Sequence[Path]) -> str:
+        """Hashes what decides the tokens of files."""
+        ...
+
+    def encode(self, record: ChatRecord) -> tuple[list[int], list[bool]]:
+        """Returns the ids of a record, and of each whether it is learned.
+
+        Raises:
+            NoConversation: There is nothing to learn from.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatFormat:
     """How conversations become tokens.
@@ -41,6 +70,7 @@ class ChatFormat:
         max_tokens: Of a conversation; a longer one is left out.
     """
 
+    noun: ClassVar[str] = "conversations"
     tokenizer: Tokenizer
     template: "ChatTemplate"
     template_source: str
@@ -134,7 +164,7 @@ class ChatSource:
         """Returns what was read and what was left out, in a line."""
         left_out = self.about["left_out"]
         said = (
-            f"{self.name}: {self.num_documents:,} conversations of {len(self.tokens):,} tokens,"
+            f"{self.name}: {self.num_documents:,} {self.about['noun']} of {len(self.tokens):,} tokens,"
             f" {int(self.learned.sum()) / max(1, len(self.tokens)):.0%} of them learned"
         )
         if left_out:
@@ -143,7 +173,7 @@ class ChatSource:
         return said
 
 
-def open_chats(paths: Sequence[Path], how: ChatFormat, folder: Path) -> ChatSource:
+def open_chats(paths: Sequence[Path], how: RecordFormat, folder: Path) -> ChatSource:
     """Reads and tokenizes conversations, or opens what an earlier reading of the same files left.
 
     Args:
@@ -163,14 +193,14 @@ def open_chats(paths: Sequence[Path], how: ChatFormat, folder: Path) -> ChatSour
     return ChatSource(kept, name)
 
 
-def _read(paths: Sequence[Path], how: ChatFormat, name: str) -> Callable[[Path], None]:
+def _read(paths: Sequence[Path], how: RecordFormat, name: str) -> Callable[[Path], None]:
     """Tokenizes all conversations; returns what writes them to a folder."""
     conversations: list[tuple[int, npt.NDArray[np.uint32], npt.NDArray[np.bool_], tuple[int, int]]] = []
     files: dict[str, int] = {}
     left_out: list[dict[str, Any]] = []
     reasons: collections.Counter[str] = collections.Counter()
     sources = find_source_files(paths)
-    with Progress("reading conversations", sum(file.size_bytes for file in sources), "B") as progress:
+    with Progress(f"reading {how.noun}", sum(file.size_bytes for file in sources), "B") as progress:
         for record in read_records(sources, progress.add):
             try:
                 ids, learned = how.encode(record)
@@ -188,7 +218,7 @@ def _read(paths: Sequence[Path], how: ChatFormat, name: str) -> Callable[[Path],
         logger.warning("and %d more, which %s in the run folder lists", len(left_out) - _SHOWN, _LEFT_OUT)
     if not conversations:
         raise DataError(
-            "holds no conversation to learn from: "
+            f"holds no {how.noun} to learn from: "
             + (", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common()) or "it is empty"),
             where=name,
             fix="See `groundup finetune --help` for the forms that are read, and stage.fields for others.",
@@ -204,7 +234,12 @@ def _read(paths: Sequence[Path], how: ChatFormat, name: str) -> Callable[[Path],
         np.save(folder / "begins.npy", begins)
         np.save(folder / "places.npy", np.array([one[3] for one in conversations], dtype=np.int64))
         content = xxhash.xxh64_hexdigest(tokens.tobytes() + learned.tobytes() + begins.tobytes())
-        about = {"content": content, "files": list(files), "left_out": dict(reasons.most_common())}
+        about = {
+            "noun": how.noun,
+            "content": content,
+            "files": list(files),
+            "left_out": dict(reasons.most_common()),
+        }
         (folder / _LEFT_OUT).write_bytes(b"".join(orjson.dumps(one) + b"\n" for one in left_out))
         (folder / _ABOUT).write_bytes(orjson.dumps(about))
 

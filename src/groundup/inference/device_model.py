@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
+from groundup.inference.decode_graphs import DecodeGraphs
 from groundup.inference.int8_linear import Int8Linear, require_int8
 from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
 from groundup.inference.paged_cache import PagedCache
@@ -62,6 +63,7 @@ class DeviceModel:
         self._config = config
         self._dtype = dtype
         self._cache: PagedCache | None = None
+        self._graphs: DecodeGraphs | None = None
 
     @property
     def bytes_per_token(self) -> int:
@@ -71,30 +73,37 @@ class DeviceModel:
 
     def allocate(self, num_blocks: int, block_size: int) -> None:
         """Makes room for keys and values."""
-        config = self._config
+        config, on_gpu = self._config, self._device.type == "cuda"
         self._cache = PagedCache(
             layers=range(config.num_layers),
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + on_gpu,
             block_size=block_size,
             dtype=self._dtype,
             device=self._device,
         )
+        if on_gpu and not self._model.training:
+            self._graphs = DecodeGraphs(self._logits, self._cache, spare_block=num_blocks)
 
     @torch.inference_mode()
     def compute(self, plan: StepPlan) -> Tensor:
         """Returns the logits [R, V] of the plan's rows in fp32."""
         assert self._cache is not None, "allocation comes first"
-        self._cache.prepare(plan.spans, cleared=plan.cleared, copies=plan.copies)
-        tokens_1M, positions_1M = torch.tensor([plan.tokens, plan.positions], device=self._device).unsqueeze(
-            1
-        )
+        self._cache.change(cleared=plan.cleared, copies=plan.copies)
+        if self._graphs and (logits_RV := self._graphs.compute(plan)) is not None:
+            return logits_RV
+        self._cache.prepare(plan.spans)
+        tokens_M, positions_M = torch.tensor([plan.tokens, plan.positions], device=self._device)
         with evaluating(self._model) if self._model.training else contextlib.nullcontext():
-            hidden_MD = self._model(tokens_1M, positions_BT=positions_1M, cache=self._cache)[0]
-            if plan.rows != list(range(len(plan.tokens))):
-                hidden_MD = hidden_MD[plan.rows]
-            return self._head(hidden_MD).float()
+            return self._logits(tokens_M.unsqueeze(0), positions_M.unsqueeze(0), plan.rows)
+
+    def _logits(self, tokens_1M: Tensor, positions_1M: Tensor, rows: list[int] | None = None) -> Tensor:
+        """Returns the logits of some rows, or of all."""
+        hidden_MD = self._model(tokens_1M, positions_BT=positions_1M, cache=self._cache)[0]
+        if rows is not None and rows != list(range(len(hidden_MD))):
+            hidden_MD = hidden_MD[rows]
+        return self._head(hidden_MD).float()
 
 
 def text_vocab_size(loaded: LoadedModel) -> int:

@@ -89,7 +89,11 @@ class Engine(StepEngine):
             DataError, CheckpointError: As ``generate``; the latter while it is read.
         """
         self.check(request)
-        return (delta for one in (request,) for delta in self._read(self._open(one)))
+        return self._stream(request)
+
+    def _stream(self, request: Request) -> Iterator[Delta]:
+        # Not a generator expression: Python 3.12 closes such a one without closing what it reads from.
+        yield from self._read(self._open(request))
 
     def _open(self, request: Request) -> int:
         number = self.add(request)

@@ -3,8 +3,8 @@
 The new tokens of all texts stand one behind the other in a single row. Those that decode come first and
 attend together, the texts of about one length at a time; each prefilled chunk attends by itself.
 
-Shapes: M new tokens of all texts, R texts of a group, S keys, N heads, K kv heads, G heads of a kv head,
-H head dim.
+Shapes: M new tokens of all texts, R texts of a group, T keys, C blocks, S tokens of a block, N heads,
+K kv heads, H head dim.
 """
 
 import contextlib
@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
+from groundup.inference.decode_attention import BagAttention, GatheredAttention
+from groundup.inference.prompt_attention import PromptAttention, prompts_at_once
 from groundup.models.masks import CausalMask
 
-_KEYS_AT_ONCE = 1 << 20
-"""Elements of keys that a group of decoding texts gathers on a CPU, so that they stay in its caches."""
+_KEYS_AT_ONCE = 1 << 22
+"""Elements of keys that a group of decoding texts reads on a CPU, so that its indices stay in the caches."""
 
 _PADDING = 1.25
 """A group holds texts of which the longest has at most so many times the blocks of the shortest."""
@@ -42,11 +43,18 @@ class Span:
 
 @dataclasses.dataclass(frozen=True)
 class _Decodes:
-    """A group of texts with one new token each: a table of their blocks, and where there are no keys."""
+    """A group of texts with one new token each."""
 
     rows: slice
-    table: Tensor
-    bias_R1S: Tensor
+    attention: GatheredAttention | BagAttention
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prompts:
+    """The first chunks of several texts."""
+
+    rows: slice
+    attention: PromptAttention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,103 +106,109 @@ class PagedCache:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
-        self._index_of = {layer: index for index, layer in enumerate(layers)}
-        shape = (len(layers), 2, num_blocks, block_size, num_kv_heads, head_dim)
-        self._pool = _zeros(shape, dtype, device)
-        # PyTorch's CPU kernels are slow on a single query in half precision: see docs/LOG.md.
-        self._by_elements = device.type == "cpu" and dtype != torch.float32
-        self._scratch = self._pool.new_empty(2, 0)
-        self._slots_M = torch.empty(0, dtype=torch.int64)
-        self._parts: list[_Decodes | _Prefill] = []
+        self._pool = _zeros((len(layers), 2, num_blocks, block_size * num_kv_heads * head_dim), dtype, device)
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values [C, S, K, H]
+        self._attention = BagAttention if device.type == "cpu" else GatheredAttention
+        by_token = (num_blocks, block_size, num_kv_heads, head_dim)
+        for layer, (keys, values) in zip(layers, self._pool, strict=True):
+            keys_CSKH = keys.view(by_token)
+            if device.type == "cpu":
+                keys_CSKH = keys.view(num_blocks, num_kv_heads, head_dim, block_size).permute(0, 3, 1, 2)
+            self._layers[layer] = (keys_CSKH, values.view(by_token))
+        self._places: tuple[Tensor, ...] = ()  # block, and where in it, of each new token
+        self._parts: list[_Decodes | _Prompts | _Prefill] = []
 
-    def prepare(
-        self, spans: Sequence[Span], *, cleared: Sequence[int] = (), copies: Mapping[int, int] | None = None
-    ) -> None:
-        """Prepares for a forward pass over the tokens of these spans, in their order.
+    @property
+    def device(self) -> torch.device:
+        """Returns where the model computes."""
+        return self._pool.device
 
-        Args:
-            spans: Those of one token come first, the longest texts before the shorter.
-            cleared: Blocks that are first filled with zeros.
-            copies: Block -> the one whose content it then gets.
-        """
+    @property
+    def block_bytes(self) -> int:
+        """Returns the bytes of a block's keys in one layer, or of its values."""
+        return self._pool.shape[-1] * self._pool.itemsize
+
+    def change(self, *, cleared: Sequence[int], copies: Mapping[int, int]) -> None:
+        """Fills blocks with zeros, then gives blocks, the keys of ``copies``, the content of others."""
         if cleared:
             self._pool[:, :, list(cleared)] = 0
         if copies:
             self._pool[:, :, list(copies)] = self._pool[:, :, list(copies.values())]
+
+    def prepare(self, spans: Sequence[Span]) -> None:
+        """Prepares for a forward pass over the tokens of these spans, in their order.
+
+        Args:
+            spans: Those of one token come first, the longest texts before the shorter; then those that
+                continue texts, and then first chunks.
+        """
         size, device = self.block_size, self._pool.device
-        slots = [
-            span.blocks[at // size] * size + at % size for span in spans for at in range(span.start, span.end)
-        ]
-        self._slots_M = torch.tensor(slots, device=device)
+        places = [at for span in spans for at in range(span.start, span.end)]
+        blocks = [span.blocks[at // size] for span in spans for at in range(span.start, span.end)]
+        self._places = tuple(torch.tensor([blocks, [at % size for at in places]], device=device))
         num_decodes = sum(span.num_tokens == 1 for span in spans)
         self._parts = [self._group(spans, rows) for rows in self._groups(spans[:num_decodes])]
-        row = num_decodes
-        for span in spans[num_decodes:]:
+        row, chunks = num_decodes, list(spans[num_decodes:])
+        if device.type != "cpu":
+            first_chunks = [span.num_tokens for span in chunks if not span.start]
+            chunks = chunks[: len(chunks) - len(first_chunks)]
+            begin = row + sum(span.num_tokens for span in chunks)
+            for lengths in prompts_at_once(first_chunks):
+                rows = slice(begin, begin + sum(lengths))
+                self._parts.append(_Prompts(rows, PromptAttention(lengths, device)))
+                begin = rows.stop
+        for span in chunks:
             assert span.num_tokens > 1, "spans of one token come first"
             table = torch.tensor(span.blocks, device=device) if span.start else None
             self._parts.append(_Prefill(slice(row, row + span.num_tokens), table, span.end))
             row += span.num_tokens
+
+    def prepare_decodes(
+        self, blocks_R: Tensor, places_R: Tensor, table_RC: Tensor, lengths_R1: Tensor
+    ) -> None:
+        """Prepares for a forward pass over one token each of texts, by tensors that a graph reads.
+
+        Args:
+            blocks_R: Block that the keys and values of each go to.
+            places_R: Where in the block.
+            table_RC: Blocks of each text, filled up with any whose numbers are finite if the text's are.
+            lengths_R1: Tokens of each text that are cached after this.
+        """
+        self._places = (blocks_R, places_R)
+        self._parts = [_Decodes(slice(0, len(blocks_R)), self._attention_to(table_RC, lengths_R1))]
 
     def attend(self, layer: int, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor) -> Tensor:
         """Stores a layer's new keys and values; returns attention to each text's own so far [1, N, M, H].
 
         Behind the new tokens there may be padding, which gets zeros.
         """
-        keys, values = self._pool[self._index_of[layer]]
-        num_tokens = len(self._slots_M)  # what stands behind them is padding
-        keys.flatten(0, 1).index_copy_(0, self._slots_M, k_BKTH[0].transpose(0, 1)[:num_tokens])
-        values.flatten(0, 1).index_copy_(0, self._slots_M, v_BKTH[0].transpose(0, 1)[:num_tokens])
+        keys_CSKH, values_CSKH = self._layers[layer]
+        num_tokens = len(self._places[0])  # what stands behind them is padding
+        keys_CSKH[self._places] = k_BKTH[0].transpose(0, 1)[:num_tokens]
+        values_CSKH[self._places] = v_BKTH[0].transpose(0, 1)[:num_tokens]
         y_MNH = q_BNTH.new_empty(q_BNTH.shape[2], q_BNTH.shape[1], q_BNTH.shape[3])
         y_MNH[num_tokens:] = 0
         for part in self._parts:
             q_1NTH = q_BNTH[:, :, part.rows]
             if isinstance(part, _Decodes):
-                y_MNH[part.rows] = self._decode(q_1NTH[0].transpose(0, 1), keys, values, part)
+                q_RNH = q_1NTH[0].transpose(0, 1)
+                y_MNH[part.rows] = part.attention.attend(q_RNH, keys_CSKH, values_CSKH)
                 continue
             k_1KSH, v_1KSH = k_BKTH[:, :, part.rows], v_BKTH[:, :, part.rows]
+            if isinstance(part, _Prompts):
+                y_MNH[part.rows] = part.attention.attend(q_1NTH, k_1KSH, v_1KSH)
+                continue
             if part.table is not None:
                 k_1KSH, v_1KSH = (
-                    pool.index_select(0, part.table).flatten(0, 1)[: part.end].transpose(0, 1).unsqueeze(0)
-                    for pool in (keys, values)
+                    pool_CSKH[part.table].flatten(0, 1)[: part.end].transpose(0, 1).unsqueeze(0)
+                    for pool_CSKH in (keys_CSKH, values_CSKH)
                 )
             y_MNH[part.rows] = CausalMask().attend(q_1NTH, k_1KSH, v_1KSH, dropout=0.0)[0].transpose(0, 1)
         return y_MNH.transpose(0, 1).unsqueeze(0)
 
-    def _decode(self, q_RNH: Tensor, keys: Tensor, values: Tensor, group: _Decodes) -> Tensor:
-        """Attends from a single query each; returns [R, N, H]."""
-        num_texts, num_keys = group.bias_R1S.shape[0], group.bias_R1S.shape[2]
-        wanted = num_texts * num_keys * keys.shape[2] * keys.shape[3]
-        if self._scratch.shape[1] < wanted:
-            self._scratch = self._pool.new_empty(2, wanted)
-        k_RSKH, v_RSKH = (
-            torch.index_select(
-                pool.flatten(1), 0, group.table, out=buffer[:wanted].view(len(group.table), -1)
-            ).view(num_texts, num_keys, *keys.shape[2:])
-            for pool, buffer in zip((keys, values), self._scratch, strict=True)
-        )
-        q_RKGH = q_RNH.unflatten(1, (keys.shape[2], -1))
-        if not self._by_elements:
-            y_RKGH = scaled_dot_product_attention(
-                q_RKGH, k_RSKH.transpose(1, 2), v_RSKH.transpose(1, 2), attn_mask=group.bias_R1S.unsqueeze(1)
-            )
-            return y_RKGH.flatten(1, 2)
-        q_RKGH = q_RKGH * q_RKGH.shape[-1] ** -0.5
-        if q_RKGH.shape[2] == 1:  # in place: nothing else reads what was gathered
-            scores_RSK = k_RSKH.mul_(q_RKGH.transpose(1, 2)).sum(-1, dtype=torch.float32)
-            weights_RSK = (scores_RSK + group.bias_R1S.transpose(1, 2)).softmax(1).to(q_RNH.dtype)
-            return v_RSKH.mul_(weights_RSK.unsqueeze(-1)).sum(1)
-        scores_RSKG = (k_RSKH.unsqueeze(3) * q_RKGH.unsqueeze(1)).sum(-1, dtype=torch.float32)
-        bias_RS11 = group.bias_R1S.transpose(1, 2).unsqueeze(3)
-        weights_RSKG = (scores_RSKG + bias_RS11).softmax(1).to(q_RNH.dtype)
-        y_RKGH = (v_RSKH.unsqueeze(3) * weights_RSKG.unsqueeze(-1)).sum(1)
-        return y_RKGH.flatten(1, 2)  # type: ignore[no-any-return]
-
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
         """Cuts texts of falling lengths where padding or the gathered keys would be too much."""
-        of_token = self._pool.shape[-1] * self._pool.shape[-2]
-        most_blocks = (
-            _KEYS_AT_ONCE // (of_token * self.block_size) if self._pool.device.type == "cpu" else 1 << 62
-        )
+        most_blocks = _KEYS_AT_ONCE // self._pool.shape[-1] if self._pool.device.type == "cpu" else 1 << 62
         groups: list[slice] = []
         for row, span in enumerate(spans):
             begin = groups[-1].start if groups else 0
@@ -212,16 +226,20 @@ class PagedCache:
         device, members = self._pool.device, spans[rows]
         num_blocks = self._num_blocks(members[0])
         # Where a text has no more blocks, its own first is read: its numbers are finite if the text's are.
-        table = [
-            block
-            for span in members
-            for block in (*span.blocks[:num_blocks], *(span.blocks[:1] * (num_blocks - len(span.blocks))))
-        ]
-        lengths_R1 = torch.tensor([span.end for span in members], device=device).unsqueeze(1)
-        hidden_RS = torch.arange(num_blocks * self.block_size, device=device) >= lengths_R1
-        dtype = torch.float32 if self._by_elements else self._pool.dtype
-        bias_RS = torch.zeros(hidden_RS.shape, dtype=dtype, device=device).masked_fill_(hidden_RS, -torch.inf)
-        return _Decodes(rows, torch.tensor(table, device=device), bias_RS.unsqueeze(1))
+        table_RC = torch.tensor(
+            [
+                span.blocks[:num_blocks] + span.blocks[:1] * (num_blocks - len(span.blocks))
+                for span in members
+            ],
+            device=device,
+        )
+        lengths_R1 = torch.tensor([[span.end] for span in members], device=device)
+        return _Decodes(rows, self._attention_to(table_RC, lengths_R1))
+
+    def _attention_to(self, table_RC: Tensor, lengths_R1: Tensor) -> GatheredAttention | BagAttention:
+        hidden_RT = torch.arange(table_RC.shape[1] * self.block_size, device=self.device) >= lengths_R1
+        bias_RT = torch.zeros_like(hidden_RT, dtype=self._pool.dtype).masked_fill_(hidden_RT, -torch.inf)
+        return self._attention(table_RC, bias_RT.unsqueeze(1))
 
     def _num_blocks(self, span: Span) -> int:
         return -(-span.end // self.block_size)

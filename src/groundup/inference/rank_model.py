@@ -107,7 +107,8 @@ class RankModel:
     def _compute(self, plan: StepPlan, cache: PagedCache) -> Tensor:
         """Computes this rank's part; returns all logits on rank 0, and nothing of use on others."""
         device = self._model.device
-        cache.prepare(plan.spans, cleared=plan.cleared, copies=plan.copies)
+        cache.change(cleared=plan.cleared, copies=plan.copies)
+        cache.prepare(plan.spans)
         padding = [0] * (-len(plan.tokens) % self._model.tokens_divisor)
         numbers = [[*plan.tokens, *padding], [*plan.positions, *padding]]
         tokens_BT, positions_BT = torch.tensor(numbers, device=device).unsqueeze(1)

@@ -97,6 +97,7 @@ class Delta:
         beams: What a beam search found, the best first, whose ids and text are those of the delta; there is
             no delta before.
         finished: Set on the last delta only, whose ids and text may be empty.
+        stop_id: On the last delta, the stop id that ended the text; None where none did.
     """
 
     sequence: int
@@ -106,6 +107,7 @@ class Delta:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     beams: tuple[Beam, ...] = ()
     finished: FinishReason | None = None
+    stop_id: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,7 @@ class Generation:
         logprobs: One an id, where they were asked for.
         prompt_logprobs: One for each token of the prompt but the first, where they were asked for.
         beams: What a beam search found, the best first, which is this one.
+        stop_id: The stop id that ended the text; None where none did.
     """
 
     ids: tuple[int, ...]
@@ -127,6 +130,7 @@ class Generation:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     beams: tuple[Beam, ...] = ()
+    stop_id: int | None = None
 
     @classmethod
     def joined(cls, deltas: Iterator[Delta]) -> "Generation":
@@ -141,6 +145,7 @@ class Generation:
             logprobs=tuple(logprob for delta in every for logprob in delta.logprobs),
             prompt_logprobs=every[0].prompt_logprobs,
             beams=every[-1].beams,
+            stop_id=every[-1].stop_id,
         )
 
 

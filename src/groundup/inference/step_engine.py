@@ -22,6 +22,8 @@ from groundup.inference.text_stream import TextStream
 BLOCK_SIZE = 16
 """Tokens of a cache block."""
 
+_STEP_TOKENS = {"cpu": 256, "cuda": 2048}
+
 
 class StepEngine:
     """Continues texts step by step; they join and leave the batch at any step. For one thread.
@@ -31,7 +33,7 @@ class StepEngine:
         dtype: In which the model computes; one other than its weights' makes a copy of them.
         max_batch_size: Most texts that are worked on together.
         max_step_tokens: Most tokens of a step: the larger, the sooner a prompt is read; the smaller, the less
-            others wait for it.
+            others wait for it. 0 for 256 on a CPU, 2048 on a GPU.
         cache_bytes: Memory for keys and values; less where so many texts of a whole context need less.
         model: What computes, in this dtype; by default the loaded model on its device.
         owns_model: Whether the loaded model is the engine's, which may then leave nothing of it to others.
@@ -43,7 +45,7 @@ class StepEngine:
         *,
         dtype: torch.dtype = torch.float32,
         max_batch_size: int = 64,
-        max_step_tokens: int = 256,
+        max_step_tokens: int = 0,
         cache_bytes: int = 1 << 30,
         model: StepModel | None = None,
         owns_model: bool = False,
@@ -72,7 +74,7 @@ class StepEngine:
             self.blocks,
             block_size=BLOCK_SIZE,
             max_batch_size=max_batch_size,
-            max_step_tokens=max_step_tokens,
+            max_step_tokens=max_step_tokens or _STEP_TOKENS[next(loaded.model.parameters()).device.type],
         )
         model.allocate(num_blocks, BLOCK_SIZE)
         self.runner = Runner(model)
@@ -181,7 +183,7 @@ class StepEngine:
         """Adds a drawn token to its text."""
         request = sequence.request
         if number in request.stop_ids:
-            return self._end(sequence, "stop")
+            return self._end(sequence, "stop", stop_id=number)
         sequence.tokens.append(number)
         text = sequence.text.feed(self.tokenizer.token_bytes(number))
         logprobs = (logprob,) if logprob else ()
@@ -217,6 +219,7 @@ class StepEngine:
         ids: tuple[int, ...] = (),
         text: str = "",
         logprobs: tuple[TokenLogprob, ...] = (),
+        stop_id: int | None = None,
     ) -> Delta:
         if not sequence.text.stopped:
             text += sequence.text.feed(b"", final=True)
@@ -228,6 +231,7 @@ class StepEngine:
             logprobs=logprobs,
             prompt_logprobs=sequence.take_prompt_logprobs(),
             finished=reason,
+            stop_id=stop_id,
         )
 
     def _fail(self, number: int) -> Delta:

@@ -4,8 +4,8 @@ docs/decisions/005-own-launcher.md says why it does not stand on PyTorch's elast
 """
 
 import contextlib
+import importlib
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,24 +14,25 @@ from types import FrameType
 from groundup.core.log import logger
 from groundup.launch import errors
 from groundup.launch.env import slurm_num_nodes
+from groundup.launch.forked_rank import is_safe_to_fork
 from groundup.launch.rank_processes import RankProcesses
 from groundup.launch.restart_policy import RestartPolicy
-
-_GROUNDUP = (sys.executable, "-m", "groundup")
 
 
 def run_ranks(
     world_size: int,
     arguments: Sequence[str],
     *,
-    command: Sequence[str] = _GROUNDUP,
+    command: Sequence[str] = (),
+    modules: Sequence[str] = (),
     folder: Path | None = None,
     max_restarts: int = 0,
     newest_step: Callable[[], int] = lambda: 0,
     with_stdin: bool = False,
 ) -> int:
-    """Runs ``command arguments`` as several ranks on this machine, until all have ended.
+    """Runs ``groundup arguments`` as several ranks on this machine, until all have ended.
 
+    They are forks of this process where that is safe, else new ones; see ``forked_rank``.
     Rank 0 writes to this terminal, the others to ``rank-N.log``, but for their warnings. When one fails, the
     others end within 10 seconds, and the last lines on stderr are the root cause; then all start again where
     that may help. SIGINT, SIGTERM and SIGHUP are passed on once, so that the ranks save and end, and nothing
@@ -40,7 +41,8 @@ def run_ranks(
     Args:
         world_size: Number of ranks.
         arguments: Of each.
-        command: What is run.
+        command: What is run instead of groundup, in new processes.
+        modules: What the ranks would import, each for itself.
         folder: For the ranks' output and failures, kept after a failure; a temporary one by default.
         max_restarts: How often the ranks are started again after failures.
         newest_step: Returns the step that they would continue from; 0 for the beginning.
@@ -71,10 +73,13 @@ def run_ranks(
             received.append(number)
             ranks.stop()  # those of the present attempt
 
+        if not command and is_safe_to_fork():
+            for module in modules:
+                importlib.import_module(module)
         stack.enter_context(_signals_go_to(stop))
         stack.callback(lambda: ranks.kill())  # whatever goes wrong here
         while True:
-            ranks.start(world_size, (*command, *arguments), with_stdin=with_stdin)
+            ranks.start(world_size, arguments, command=command, with_stdin=with_stdin)
             ranks.wait()
             code, cause = ranks.outcome()
             if cause is None:

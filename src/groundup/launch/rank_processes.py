@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import queue
 import signal
@@ -18,8 +19,10 @@ from groundup.launch import errors
 from groundup.launch.env import FAILURES_DIR, LAUNCHER_PIPE, RankInfo
 from groundup.launch.error_report import count_oom_kills, describe_failure, failure_excerpt
 from groundup.launch.errors import RankFailure
+from groundup.launch.forked_rank import ForkedRank, fork_rank, is_safe_to_fork
 from groundup.launch.rank_log import WarningRelay
 
+_GROUNDUP = (sys.executable, "-m", "groundup")
 _POLL_SECONDS = 0.2
 # A failure ends all ranks within their sum, 8.5 s at most.
 _SETTLE_SECONDS = 0.5  # after a failure: for what failed a moment before it and was noticed later
@@ -41,7 +44,7 @@ class RankProcesses:
     def __init__(self, folder: Path, received: Sequence[int]) -> None:
         self.folder = folder
         self._received = received
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | ForkedRank] = []
         self._ends: dict[int, tuple[int, float]] = {}  # rank -> exit code, Unix time
         self._ending_since: float | None = None  # Unix time at which we told the ranks to end
         self._first_seen: dict[str, float] = {}
@@ -61,11 +64,29 @@ class RankProcesses:
         """Processes that the kernel has killed since the start for want of memory."""
         return count_oom_kills() - self._oom_kills_before
 
-    def start(self, world_size: int, command: Sequence[str], *, with_stdin: bool = False) -> None:
-        """Starts all ranks; the first may read our standard input."""
+    def start(
+        self,
+        world_size: int,
+        arguments: Sequence[str],
+        *,
+        command: Sequence[str] = (),
+        with_stdin: bool = False,
+    ) -> None:
+        """Starts all ranks; the first may read our standard input.
+
+        Args:
+            world_size: Number of ranks.
+            arguments: Of each.
+            command: What new processes run; ``groundup`` where empty, and in forks of this one if it can.
+            with_stdin: Whether the first rank reads our standard input.
+        """
         threads = max(1, number_of_workers(None) // world_size)
         port = _free_port()
         set_pdeathsig = _pdeathsig_setter()
+        forks = not command and is_safe_to_fork()
+        words = [*(command or _GROUNDUP), *arguments]
+        if forks:
+            gc.freeze()  # so that no fork collects, and thereby copies, what it shares with the others
         for number in range(world_size):
             rank = RankInfo(number, number, world_size, world_size, "127.0.0.1", port)
             environment = {
@@ -77,18 +98,30 @@ class RankProcesses:
                 FAILURES_DIR: str(self.folder.absolute()),
                 LAUNCHER_PIPE: str(self._warnings.descriptor),
             }
+            reads = with_stdin and not number
+            process: subprocess.Popen[bytes] | ForkedRank
             with contextlib.ExitStack() as stack:
                 out = stack.enter_context(self._log(number).open("wb")) if number else None
-                process = subprocess.Popen(  # noqa: S603  # the user's own command
-                    command,
-                    env=environment,
-                    stdin=None if with_stdin and not number else subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=out,
-                    pass_fds=(self._warnings.descriptor,),
-                    start_new_session=True,  # Ctrl-C reaches us alone
-                    preexec_fn=set_pdeathsig,  # only the folder lock's thread runs, which holds nothing
-                )
+                if forks:
+                    process = fork_rank(
+                        arguments,
+                        environment,
+                        output=out.fileno() if out else None,
+                        with_stdin=reads,
+                        kept=self._warnings.descriptor,
+                        at_start=set_pdeathsig,
+                    )
+                else:
+                    process = subprocess.Popen(  # noqa: S603  # the user's own command
+                        words,
+                        env=environment,
+                        stdin=None if reads else subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=out,
+                        pass_fds=(self._warnings.descriptor,),
+                        start_new_session=True,  # Ctrl-C reaches us alone
+                        preexec_fn=set_pdeathsig,  # only the folder lock's thread runs, which holds nothing
+                    )
             self._processes.append(process)
             if self.stop_signal is not None:  # meanwhile
                 process.send_signal(self.stop_signal)
@@ -202,7 +235,7 @@ class RankProcesses:
         for process in self._processes:
             process.send_signal(number)  # nothing where it has ended
 
-    def _watch(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, number: int, process: subprocess.Popen[bytes] | ForkedRank) -> None:
         code = process.wait()
         self._ended.put((number, code, time.time()))
 

@@ -1,11 +1,21 @@
 """torch.compile where the machine has what it needs; else eager, with a warning that says what is missing."""
 
+import functools
 import shutil
+from typing import Literal
 
 import torch
 
 from groundup.core.log import logger
 from groundup.models import Model
+from groundup.parallel.layout import Layout
+
+
+def is_compiled(setting: bool | Literal["auto"], layout: Layout, device: torch.device) -> bool:
+    """Whether a run compiles its layers; ``auto``: on a GPU, where ranks do not share layers."""
+    if setting != "auto":
+        return setting
+    return device.type == "cuda" and layout.tp == layout.pp == layout.cp == 1
 
 
 def compile_layers(model: Model, device: torch.device) -> bool:
@@ -15,7 +25,7 @@ def compile_layers(model: Model, device: torch.device) -> bool:
     function finds out whether the machine's compiler works; if not, the model stays eager. The model may
     still be on meta.
     """
-    reason = _missing(device)
+    reason = why_not_compiled(device)
     if reason:
         logger.warning("training without torch.compile: %s", reason)
         return False
@@ -24,8 +34,9 @@ def compile_layers(model: Model, device: torch.device) -> bool:
     return True
 
 
-def _missing(device: torch.device) -> str:
-    """Returns why torch.compile does not work here, or an empty string."""
+@functools.cache
+def why_not_compiled(device: torch.device) -> str:
+    """Returns why torch.compile does not work here, or an empty string; found out once, by compiling."""
     if device.type == "cpu" and not any(shutil.which(name) for name in ("g++", "clang++", "c++")):
         return "no C++ compiler is on the PATH (on Debian: apt install g++)"
     try:

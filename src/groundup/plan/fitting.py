@@ -17,6 +17,7 @@ from groundup.train.adamw import AdamW
 from groundup.train.config import TrainConfig
 
 _MODES = ("none", "selective", "full")
+_LEAST_TOKENS = 1024  # of a row on a rank, below which a search shares out no sequence further
 
 Settings = dict[str, Any]
 """Dotted keys of a config and their values."""
@@ -47,13 +48,11 @@ class Candidate:
         settings: Dotted keys -> values, for the config.
         time: Of a step.
         total: Bytes of the rank with most of them.
-        tokens_per_second: Of all ranks.
     """
 
     settings: Settings
     time: StepTime
     total: int
-    tokens_per_second: float
 
 
 def fitting_changes(config: TrainConfig, step: Step, capacity: float) -> list[Change]:
@@ -116,8 +115,9 @@ def search(
 ) -> tuple[list[Candidate], int, int]:
     """Returns the layouts that fit, the fastest first, the number that can work, and the least memory of any.
 
-    Tried are tensor parallelism within a machine, pipelines (1F1B), context parallelism, each ZeRO stage,
-    micro-batches that divide the batch, and each mode of recomputation; the global batch stays.
+    Tried are tensor parallelism within a machine, pipelines (1F1B), context parallelism of no less than 1,024
+    tokens a rank, each ZeRO stage, micro-batches that divide the batch, and each mode of recomputation; the
+    global batch stays.
 
     Args:
         config: Of the run; its layout and micro-batch are what is searched for.
@@ -139,8 +139,7 @@ def search(
             if total > capacity:
                 continue
             time = step_time(one, machines, flops)
-            tokens = config.global_batch_size * config.data.sequence_length
-            found.append(Candidate(_settings(layout, rows, mode), time, total, tokens / time.total))
+            found.append(Candidate(_settings(layout, rows, mode), time, total))
             if mode == "none":
                 break  # recomputing what fits is slower
     # Of times that are the same to three figures: the larger micro-batches, whose products are larger too.
@@ -165,6 +164,7 @@ def _layouts(config: TrainConfig, ranks: int, per_machine: int) -> Iterator[tupl
         if (
             tp > per_machine
             or tp * pp * cp > ranks
+            or (cp > 1 and config.data.sequence_length // cp < _LEAST_TOKENS)
             or ranks % (tp * pp * cp)
             or (cp > 1 and config.sample.interval)
         ):
@@ -182,7 +182,7 @@ def _layouts(config: TrainConfig, ranks: int, per_machine: int) -> Iterator[tupl
         ):
             continue
         for zero, rows in itertools.product((0, 1, 2, 3), _row_counts(batch // dp, pp)):
-            if zero and dp * cp == 1:
+            if (zero and dp * cp == 1) or (zero == 2 and pp > 1):  # pipelines reduce gradients at their end
                 continue
             chosen: Settings = {"dp": dp, "tp": tp, "pp": pp, "cp": cp, "zero": zero, "shard": 0}
             yield dataclasses.replace(config.layout, **chosen).over(ranks), rows

@@ -3,7 +3,7 @@
 from groundup.models import ModelConfig, axes_of
 from groundup.plan.layer_memory import FP32, MicroBatch
 from groundup.plan.part_counts import head_of
-from groundup.train.loss import CPU_LOGITS, ROWS
+from groundup.train.loss import CPU_LOGITS, rows_at_once
 
 
 def final_norm(model: ModelConfig, batch: MicroBatch) -> int:
@@ -22,18 +22,22 @@ def loss_memory(model: ModelConfig, batch: MicroBatch) -> int:
 
     It is highest at the softmax, at the head's gradient, or where the hidden states' are joined.
     """
-    tokens, head = min(ROWS, batch.tokens), head_of(model, batch.tp)
+    head = head_of(model, batch.tp)
     vocabulary = head // model.hidden_size
-    chunks = -(-batch.tokens // ROWS)
+    rows = rows_at_once(vocabulary, on_gpu=batch.on_gpu)
+    tokens, chunks = min(rows, batch.tokens), -(-batch.tokens // rows)
     cast = batch.itemsize * (head + tokens * model.hidden_size) if batch.is_mixed else 0
     logits = batch.itemsize * tokens * vocabulary
     softmax = FP32 * tokens * vocabulary
-    if not batch.on_gpu and batch.tp == 1:
+    if batch.on_gpu and batch.tp == 1:
+        softmax = 0  # one kernel
+    elif batch.tp == 1:
         at_once = min(tokens * vocabulary, max(CPU_LOGITS, 32 * vocabulary))
         softmax = (batch.itemsize + FP32 * batch.is_mixed) * at_once  # the kernel works in fp32
     hidden = batch.itemsize * batch.tokens * model.hidden_size
     gradient = FP32 * head
-    product = gradient + (batch.itemsize * head if batch.is_mixed else 0)
-    earlier = gradient * min(2, chunks - 1)  # the sum so far, and the last chunk's part of it
+    product = gradient + (batch.itemsize * head if batch.is_mixed and not batch.on_gpu else 0)
+    # The sum so far, and on a CPU the last chunk's part of it.
+    earlier = gradient * (0 if batch.on_gpu and batch.is_mixed else min(2, chunks - 1))
     joined = gradient + hidden + final_hidden(model, batch) * batch.is_mixed
     return cast + logits + hidden + max(softmax + gradient * (chunks > 1), product + earlier, joined)

@@ -41,13 +41,17 @@ class Parameter:
 
     def on_rank(self, model: ModelConfig, tp: int, shard: int = 1) -> int:
         """Counts the numbers of it on the rank with most of them; ``shard`` ranks share its rows besides."""
+        rows, *others = self.shape_on_rank(model, tp)
+        return math.prod([-(-rows // shard), *others])
+
+    def shape_on_rank(self, model: ModelConfig, tp: int) -> list[int]:
+        """Returns the shape of it on the rank of tensor parallelism with most of it."""
         sizes = list(self.value.shape)
         for number, dimension in enumerate(self.dimensions):
             cut = dimension in _CUT or (dimension == "kv_heads" and model.num_kv_heads % tp == 0)
             if cut and (number == 0 or self.value.ndim == 2):
                 sizes[number] = -(-sizes[number] // tp)
-        sizes[0] = -(-sizes[0] // shard)
-        return math.prod(sizes)
+        return sizes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,22 +90,29 @@ def _layers_of_stages(model: ModelConfig, layout: Layout) -> list[range]:
     return layers_of_stages(model, layout)
 
 
+def layers_of_ranks(model: ModelConfig, layout: Layout) -> list[list[range]]:
+    """Lists the layers of each stage of each rank of the pipeline; the last stage is one of the last rank."""
+    if layout.pp == 1:
+        return [[range(model.num_layers)]]
+    alike = dataclasses.replace(Layout(), pp=layout.pp, pipeline=layout.pipeline)
+    stages = _layers_of_stages(model, alike)
+    return [
+        [stages[stage] for stage in stages_of_rank(layout.pipeline, layout.pp, rank)]
+        for rank in range(layout.pp)
+    ]
+
+
 class Rank:
     """A rank of the pipeline, or the only one."""
 
     def __init__(self, step: Step, rank: int) -> None:
         self.step, self.rank = step, rank
         layout, model = step.layout, step.model
-        self.stages = [0]
-        layers = [range(model.num_layers)]
-        if layout.pp > 1:
-            self.stages = stages_of_rank(layout.pipeline, layout.pp, rank)
-            alike = dataclasses.replace(Layout(), pp=layout.pp, pipeline=layout.pipeline)
-            layers = _layers_of_stages(model, alike)
-        self.has_embedding = 0 in self.stages
-        self.has_head = len(layers) - 1 in self.stages
-        self.of_stage = [len(layers[stage]) for stage in self.stages]
-        self.layers = [layer for stage in self.stages for layer in layers[stage]]
+        stages = layers_of_ranks(model, layout)[rank]
+        self.stages = stages_of_rank(layout.pipeline, layout.pp, rank) if layout.pp > 1 else [0]
+        self.has_embedding, self.has_head = rank == 0, rank == layout.pp - 1
+        self.of_stage = [len(layers) for layers in stages]
+        self.layers = [layer for layers in stages for layer in layers]
         self.replicas = layout.dp * layout.cp
         self.shard = layout.shard * layout.cp if layout.zero else 1
         self.local, self.own = self._held(1), self._held(self.shard)

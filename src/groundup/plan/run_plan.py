@@ -11,49 +11,22 @@ from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.layout import Layout, describe_layout, stages_per_rank
 from groundup.parallel.validate import validate_layout
 from groundup.plan.checkpoint_disk import CheckpointDisk, checkpoint_disk
-from groundup.plan.device_table import GIB, Accelerator
+from groundup.plan.devices import Devices
 from groundup.plan.fitting import Change, fitting_changes
 from groundup.plan.megatron_memory import megatron_memory
 from groundup.plan.part_counts import count_by_part, count_on_rank
 from groundup.plan.rank_memory import RankMemory, Step, highest, memory_of_ranks
 from groundup.plan.reading import Reading, open_data, reading_of
 from groundup.plan.run_step import planned_precision, step_of_run
+from groundup.plan.step_time import StepTime, step_time
 from groundup.tokens.sampling.splits import require_plan, tokenizer_of_data
 from groundup.train.config import TrainConfig
 from groundup.train.schedules import lr_ratio
 from groundup.train.setup import require_vocabulary
-from groundup.train.stability.oom import USABLE
 
 MODES = ("none", "selective", "full")
 _MANY_EPOCHS = 4
 _MANY_IDLE = 0.25
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Devices:
-    """What a plan is for.
-
-    Attributes:
-        kind: None where only the memory is known, or nothing.
-        memory_gib: Of each; 0 where it is not known.
-        ranks: Number of devices; 0 for as many as the layout names.
-        per_machine: Devices of a machine.
-        mfu: Share of the peak that the model's own operations reach.
-        tokens_per_second: Of all ranks, as measured; 0 to go by ``mfu``.
-    """
-
-    kind: Accelerator | None = None
-    memory_gib: float = 0.0
-    ranks: int = 0
-    per_machine: int = 8
-    mfu: float = 0.4
-    tokens_per_second: float = 0.0
-
-    @property
-    def usable(self) -> float:
-        """Bytes that tensors may take; 0 where it is not known."""
-        gib = self.memory_gib or (self.kind.memory_gib if self.kind else 0.0)
-        return gib * GIB * USABLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +60,7 @@ class Plan:
         by_mode: Bytes of the rank with most of them, by mode of recomputation.
         capacity: Bytes of a device that tensors may take; 0 where that is not known.
         changes: With which the run fits, where it does not.
+        time: Of a step, where the device is known and no speed was given.
         problems: Because of which the run would not start, or not end.
         warnings: What may not be meant.
     """
@@ -106,6 +80,7 @@ class Plan:
     disk: CheckpointDisk
     disk_free: int
     effort: Effort
+    time: StepTime | None
     problems: list[str]
     warnings: list[str]
 
@@ -178,6 +153,8 @@ def plan_run(
     most = max(one.total for one in memory)
     disk = checkpoint_disk(config)
     free = shutil.disk_usage(_existing(config.run_dir)).free
+    predicts = devices.kind and config.device != "cpu" and not devices.mfu and not devices.tokens_per_second
+    time = step_time(step, devices.machines(precision)) if predicts else None
     return Plan(
         layout=describe_layout(layout),
         ranks=layout.num_ranks,
@@ -195,7 +172,8 @@ def plan_run(
         reading=reading,
         disk=disk,
         disk_free=free,
-        effort=_effort(config, devices, layout, reading, precision),
+        effort=_effort(config, devices, layout, reading, precision, time),
+        time=time,
         problems=problems,
         warnings=[
             *_of_data(config, reading),
@@ -213,11 +191,16 @@ def _under(step: Step, mode: str) -> Step:
 
 
 def _effort(
-    config: TrainConfig, devices: Devices, layout: Layout, reading: Reading, precision: str
+    config: TrainConfig,
+    devices: Devices,
+    layout: Layout,
+    reading: Reading,
+    precision: str,
+    time: StepTime | None,
 ) -> Effort:
     flops_per_token = training_flops_per_token(config.model, config.data.sequence_length)
     flops = flops_per_token * reading.tokens
-    speed = devices.tokens_per_second
+    speed = devices.tokens_per_second or (time.tokens_per_second if time else 0.0)
     if not speed and devices.kind and config.device != "cpu":
         speed = layout.num_ranks * devices.kind.peak_flops(precision) * devices.mfu / flops_per_token
     hours = reading.tokens / speed / 3600 if speed else 0.0

@@ -68,13 +68,13 @@ def test_the_version(ended):
 @pytest.mark.parametrize("words", [(), ("--help",), ("tokens", "--help"), ("train", "--help")])
 def test_every_help_tells_of_debug(words, capsys):
     with pytest.raises(SystemExit):
-        build_app(listing=True)([*words, "--help"])
+        build_app()([*words, "--help"])
     assert "--debug shows the traceback of an error" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_the_completion_of_a_shell_knows_verbs_and_flags(shell):
-    script = build_app(listing=True).generate_completion(shell=shell)
+    script = build_app().generate_completion(shell=shell)
     for word in ("quickstart", "print-config", "checkpoint", "average"):
         assert word in script
 

@@ -82,6 +82,12 @@ def test_a_split_without_a_sample_is_refused_after_the_screen(capsys, data):
         (("--gpus", "3"), ConfigError, "global_batch_size 8 is not a multiple"),
         (("--mfu", "1.5"), ConfigError, "share of the peak"),
         (("--search",), ConfigError, "number of devices and their memory"),
+        (("--scale", "8,x", "--gpu", "H100"), ConfigError, "'8,x' are no numbers of devices"),
+        (("--grow-batch", "--gpu", "H100"), ConfigError, "'' are no numbers of devices"),
+        (("--scale", "8"), ConfigError, "scaling needs the kind of device"),
+        (("--scale", "8", "--gpu", "H100", "--gpus", "8"), ConfigError, "exclude each other"),
+        (("--network", "0"), ConfigError, "send nothing"),
+        (("--link-latency=-1",), ConfigError, "less than nothing"),
         (("--search", "--gpus", "2", "--memory", "1"), MachineError, "the least takes"),
     ],
 )
@@ -103,3 +109,43 @@ def test_a_search_lists_what_to_set(capsys):
     run(["plan", *MEDIUM, "--search", "--gpus", "4", "--gpu", "L4"])
     printed = capsys.readouterr().out
     assert "fit 22.08 GiB" in printed and "layout.dp=4" in printed
+
+
+def test_a_plan_predicts_its_step(capsys):
+    found = plan(capsys, *MEDIUM, "--gpu", "A100", "layout.dp=2")
+    time, effort = found["time"], found["effort"]
+    parts = [time[name] for name in ("update", "bubble", "tensor", "context", "pipeline", "data")]
+    assert time["total"] == pytest.approx(sum(time["work"].values()) + sum(parts))
+    assert effort["tokens_per_second"] == time["tokens_per_second"] == pytest.approx(8 * 1024 / time["total"])
+    assert time["mfu"] == pytest.approx(
+        effort["flops_per_token"] * time["tokens_per_second"] / (2 * 312e12), rel=1e-6
+    )
+    slow = plan(capsys, *MEDIUM, "--gpu", "A100", "layout.dp=2", "--link", "1", "--link-latency", "1000")
+    assert slow["time"]["data"] > time["data"] and slow["time"]["work"] == time["work"]
+    run(["plan", *MEDIUM, "--gpu", "A100"])
+    assert "s: products " in capsys.readouterr().out
+    assert plan(capsys, *MEDIUM, "--gpu", "A100", "--tokens-per-second", "1000")["time"] is None
+
+
+def test_a_table_over_numbers_of_devices(capsys):
+    words = (*MEDIUM, "micro_batch_size=1", "global_batch_size=64", "layout.zero=1", "--gpu", "H100")
+    points = plan(capsys, *words, "--scale", "64,8,100")["points"]
+    assert [point["gpus"] for point in points] == [8, 64, 100]
+    few, many, none = points
+    assert few["layout"] == "dp 8, zero 1, shard 8" and few["batch"] == many["batch"] == 64
+    assert few["time"]["total"] > many["time"]["total"] > few["time"]["total"] / 8
+    assert none["time"] is None and "global_batch_size 64 is not a multiple" in none["reason"]
+    grown = plan(capsys, *words, "--scale", "8,64", "--grow-batch")["points"][1]
+    assert grown["batch"] == 512 and grown["time"]["mfu"] > many["time"]["mfu"]
+    run(["plan", *words, "--scale", "8,64,100"])
+    printed = capsys.readouterr().out
+    assert "tokens/s a GPU" in printed and "100 GPUs: global_batch_size 64" in printed
+
+
+def test_a_table_of_the_fastest_layouts(capsys):
+    words = (*MEDIUM, "global_batch_size=16", "--gpu", "L4", "--search")
+    alone, two = plan(capsys, *words, "--memory", "8", "--scale", "1,2")["points"]
+    assert alone["settings"]["micro_batch_size"] and "layout.dp" in two["settings"]
+    assert two["memory"] <= 0.92 * 8 * 2**30 and two["time"]["total"] < alone["time"]["total"]
+    (tiny,) = plan(capsys, *words, "--memory", "1", "--scale", "2")["points"]
+    assert "layouts fits" in tiny["reason"]

@@ -148,7 +148,7 @@ def test_settings_that_do_not_fit(base, chats, tmp_path, override, message):
 
 def test_data_without_a_conversation(base, tmp_path):
     empty = write_chats(tmp_path / "empty.jsonl", [{"text": "a"}, {"text": "b"}])
-    with pytest.raises(DataError, match="no conversation to learn from: 2 unknown form"):
+    with pytest.raises(DataError, match="no conversations to learn from: 2 unknown form"):
         finetuning(base, empty, tmp_path / "run")
     one = write_chats(tmp_path / "one.jsonl", [{"prompt": "a", "completion": "b"}])
     with pytest.raises(DataError, match="leaves none of 1 conversations for training"):

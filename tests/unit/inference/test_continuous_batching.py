@@ -145,6 +145,7 @@ def test_an_aborted_text_frees_its_blocks_and_harms_nobody() -> None:
 
 
 def test_log_probabilities_are_those_of_the_full_forward() -> None:
+    # Both are up to 2e-5 away from what fp64 gives.
     for name in MODELS:
         loaded = tiny_model(name)
         wanted = [dataclasses.replace(one, num_logprobs=5) for one in requests(6)]
@@ -154,11 +155,11 @@ def test_log_probabilities_are_those_of_the_full_forward() -> None:
                 logprobs = lm_head(loaded.model, loaded.model(ids)[0], 300).log_softmax(-1)
             for at, (number, logprob) in enumerate(zip(found.ids, found.logprobs, strict=True)):
                 expected = logprobs[len(request.prompt) + at - 1]
-                assert logprob.chosen == pytest.approx(float(expected[number]), abs=1e-5)
+                assert logprob.chosen == pytest.approx(float(expected[number]), abs=3e-5)
                 values = expected.topk(5).values.tolist()
-                assert [value for _, value in logprob.top] == pytest.approx(values, abs=1e-5)
+                assert [value for _, value in logprob.top] == pytest.approx(values, abs=3e-5)
                 best = [float(expected[other]) for other, _ in logprob.top]
-                assert best == pytest.approx(values, abs=1e-5)
+                assert best == pytest.approx(values, abs=3e-5)
 
 
 def test_a_stop_string_ends_the_text_and_is_never_shown() -> None:

@@ -55,6 +55,7 @@ def test_a_prompt_gives_in_a_batch_what_it_gives_alone(name: str) -> None:
     assert len({len(g.ids) for g in together}) > 2
     assert {g.finished for g in together} == {"stop", "length"}
     assert not any(number in stop_ids for g in together for number in g.ids)
+    assert all((g.stop_id in stop_ids) == (g.finished == "stop") for g in together)
 
 
 def test_padded_ids_never_come_out() -> None:

@@ -8,6 +8,7 @@ from groundup.core.config import resolve
 from groundup.parallel.validate import validate_layout
 from groundup.plan.device_table import GIB
 from groundup.plan.fitting import best_of_each, fitting_changes, search
+from groundup.plan.kernel_time import Rates
 from groundup.plan.rank_memory import highest
 from groundup.plan.run_step import step_of_run
 from groundup.plan.step_time import Machines
@@ -62,7 +63,7 @@ def test_the_cheapest_change_comes_first_and_none_is_superfluous():
 
 
 def test_a_search_finds_legal_layouts_that_fit_the_fastest_first():
-    run, machines = config(), Machines(flops=1e14, link_gb=300)
+    run, machines = config(), Machines(rates=Rates(flops=1e14), peak=1e14, link_gb=300)
     step = step_of_run(run, run.layout.over(1), "bf16")
     found, legal, least = search(run, step, ranks=8, capacity=8 * GIB, machines=machines)
     assert 0 < len(found) < legal and least <= min(one.total for one in found)

@@ -160,7 +160,7 @@ def test_megatrons_flag_for_sentencepiece(run, tmp_path, monkeypatch, small_toke
         asked.append(path)
         return small_tokenizer
 
-    monkeypatch.setattr("groundup.cli.options.load_tokenizer", load)
+    monkeypatch.setattr("groundup.tokens.tokenizer.load_tokenizer.load_tokenizer", load)
     prefix = _write(tmp_path / "one", ["the cat"], small_tokenizer)
     flag = ("--tokenizer-model", tmp_path / "tokenizer.model")
     assert "the cat" in run("inspect", prefix, *flag)

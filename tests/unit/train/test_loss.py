@@ -55,3 +55,16 @@ def test_autocast_computes_in_its_dtype_within_rounding():
     assert rounded.dtype == torch.float32
     assert rounded.item() == pytest.approx(exact.item(), rel=5e-3)
     assert rounded.item() != exact.item()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_gpu_compiles_is_what_a_cpu_computes(dtype):
+    generator = torch.Generator().manual_seed(0)
+    logits = (5 * torch.randn(70, 128, generator=generator)).to(dtype)
+    targets = torch.randint(100, (70,), generator=generator)
+    targets[::7] = IGNORE
+    expected, found = logits.clone(), logits.clone()
+    loss = loss_module._softmax_in_place(expected, targets, 100, exact=True)
+    assert loss_module._softmax_of_rows(found, targets, 100).item() == pytest.approx(loss.item(), rel=1e-6)
+    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 1e-2, atol=1e-7)
+    assert found[::7].abs().max() == 0 and found[:, 100:].abs().max() == 0

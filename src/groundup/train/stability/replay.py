@@ -10,6 +10,7 @@ from torch import Tensor
 from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
+from groundup.parallel.compile import is_compiled
 from groundup.parallel.device import Precision, PrecisionName, choose_device, choose_precision
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
@@ -90,7 +91,7 @@ class Replayer:
             self._model,
             self._mesh,
             recompute=config.recompute,
-            compile=config.compile,
+            compile=is_compiled(config.compile, config.layout, device),
             precision=self.precision.autocast,
         )
         self._state = TrainState(
