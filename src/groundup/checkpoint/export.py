@@ -31,6 +31,7 @@ class ExportAbout:
         tp: Degree of tensor parallelism of a checkpoint of Megatron-LM.
         pp: Its pipeline stages.
         naming: How its parameters are named.
+        base: Fingerprint of the base of an adapter.
     """
 
     format: str
@@ -38,6 +39,7 @@ class ExportAbout:
     tp: Positive | None = None
     pp: Positive | None = None
     naming: str | None = None
+    base: str | None = None
 
 
 @config

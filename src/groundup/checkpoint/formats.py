@@ -131,6 +131,10 @@ FORMATS = (
 )
 
 
+ADAPTER = "adapter_config.json"
+"""In a folder that holds an adapter of PEFT, not a model."""
+
+
 def format_named(name: str) -> CheckpointFormat:
     """The format of a name."""
     return next(entry for entry in FORMATS if entry.name == name)
@@ -150,6 +154,12 @@ def detect_format(path: Path) -> CheckpointFormat:
         raise CheckpointError(
             f"holds files of {titles}", where=path, fix="Keep those of one model in a folder of their own."
         )
+    if not found and (path / ADAPTER).is_file():
+        raise CheckpointError(
+            "holds an adapter, not a model",
+            where=path,
+            fix=f"Merge it into its base: groundup convert {path} merged --to hf.",
+        )
     if not found:
         raise CheckpointError(
             "holds no usable checkpoint",
@@ -157,6 +167,11 @@ def detect_format(path: Path) -> CheckpointFormat:
             fix=f"Name one of these: {', '.join(entry.title for entry in FORMATS)}.",
         )
     return found[0]
+
+
+def peft_adapter() -> Any:
+    """Returns the module that reads and writes adapters of PEFT."""
+    return importlib.import_module("groundup.checkpoint.peft_adapter")
 
 
 def require_effect(to: CheckpointFormat, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +199,7 @@ def open_model(
     path: Path,
     *,
     device: "torch.device",
+    adapter: Path | None = None,
     ema: bool = False,
     tokenizer: Path | None = None,
     dtypes: "WeightDtypes | None" = None,
@@ -193,6 +209,7 @@ def open_model(
     Args:
         path: As ``open_lazy``.
         device: Where to.
+        adapter: As ``open_lazy``.
         ema: As ``open_lazy``.
         tokenizer: As ``open_lazy``.
         dtypes: Of the weights; fp32 by default.
@@ -203,7 +220,7 @@ def open_model(
     from groundup.checkpoint.lazy import load, require_finite
     from groundup.models import FP32
 
-    stored = open_lazy(path, ema=ema, tokenizer=tokenizer)
+    stored = open_lazy(path, adapter=adapter, ema=ema, tokenizer=tokenizer)
     loaded = load(stored, device=device, dtypes=dtypes or FP32)
     require_finite(loaded.model.named_parameters(), loaded.source)
     return loaded
@@ -212,6 +229,7 @@ def open_model(
 def open_lazy(
     path: Path,
     *,
+    adapter: Path | None = None,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     moments: bool = False,
@@ -220,7 +238,8 @@ def open_lazy(
     """Opens a model of any format without reading its weights yet.
 
     Args:
-        path: What a format of ``FORMATS`` detects.
+        path: What a format of ``FORMATS`` detects, or a folder with an adapter of PEFT, which names its base.
+        adapter: Folder of such an adapter of the model: it is merged into the weights as they are read.
         tokenizer: Folder, file or name of one instead of the model's own, or where it has none; what lies
             beside it in a folder (a chat template, say) comes with it. "none": its ids mean nothing.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer does not tell.
@@ -237,6 +256,8 @@ def open_lazy(
 
     bare_ids = str(tokenizer) == "none" and not Path("none").exists()
     named = integers(0) if bare_ids else load_tokenizer(tokenizer) if tokenizer else None
+    if adapter is None and (path / ADAPTER).is_file():
+        adapter, path = path, importlib.import_module("groundup.checkpoint.peft_settings").base_of(path)
     found = detect_format(path)
     options: dict[str, Any] = {"vocab_size": vocab_size, "ema": ema or None}
     given = {name: value for name, value in options.items() if value is not None}
@@ -245,7 +266,9 @@ def open_lazy(
         raise CheckpointError(f"--{name.replace('_', '-')} is only for {titles}", where=path)
     if "moments" in found.open_options:
         given["moments"] = moments
-    stored = found.codec.open(path, tokenizer=named, **given)
+    stored: LazyModel = found.codec.open(path, tokenizer=named, **given)
+    if adapter is not None:
+        stored = peft_adapter().with_adapter(stored, adapter)
     if bare_ids:
         ends = [stored.megatron_args.get("null_tokenizer_eod_id"), *stored.companions.end_ids]
         size = stored.config.vocab_size

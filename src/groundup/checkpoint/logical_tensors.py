@@ -16,6 +16,9 @@ from groundup.parallel.dtensor import whole
 
 Shape = tuple[int, ...]
 
+ADAPTER_PARAMETERS = (".lora_a", ".lora_b")
+"""How the names of an adapter's parameters end, behind that of their linear layer; no axis table has them."""
+
 _LISTED = 6
 _ALIKE = 0.8
 
@@ -46,7 +49,18 @@ def pad(name: str, tensor: Tensor, config: ModelConfig) -> Tensor:
 
 def has_vocabulary(name: str, config: ModelConfig) -> bool:
     """Tells whether the first dimension of a parameter is the vocabulary."""
-    return dimensions_of(axes_of(config), name)[0] == "vocab"
+    return not is_of_adapter(name) and dimensions_of(axes_of(config), name)[0] == "vocab"
+
+
+def is_of_adapter(name: str) -> bool:
+    """Tells whether a parameter is an adapter's."""
+    return name.endswith(ADAPTER_PARAMETERS)
+
+
+def kept_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters that a checkpoint holds: those of adapters where there are some, else all."""
+    parameters = dict(model.named_parameters())
+    return {name: value for name, value in parameters.items() if is_of_adapter(name)} or parameters
 
 
 def find_mismatch(

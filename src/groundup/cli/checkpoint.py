@@ -97,6 +97,8 @@ def show(path: Path, *, tensors: Switch = False) -> None:
             f"groundup {manifest.groundup_version}, torch {manifest.about.torch}",
         ),
     ]
+    if adapter := manifest.about.adapter:
+        rows.append(("adapter", f"of rank {adapter.rank}, of the base {adapter.base}"))
     if layout := config.get("layout"):
         rows.append(("layout", _value({key: value for key, value in layout.items() if key != "pipeline"})))
     groups = [TensorGroup(folder, name) for name in read_groups(folder)]

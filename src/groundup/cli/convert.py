@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from groundup.checkpoint.formats import FORMATS
+from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     FormatName = str
@@ -28,6 +29,8 @@ def convert(
     pp: int = 1,
     names: Literal["legacy", "core", "core-fused"] = "legacy",
     shards: str = "1",
+    merge_adapter: Path | None = None,
+    adapter_only: Annotated[bool, Parameter(negative="")] = False,
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     moments: bool = True,
@@ -48,6 +51,8 @@ def convert(
         groundup convert checkpoints/gpt2_345m merged --to megatron --tokenizer gpt2
         groundup convert exported for-four-gpus --to megatron --tp 2 --pp 2 --names core
         groundup convert out-shakespeare/ckpt.pt exported --to hf --tokenizer gpt2
+        groundup convert smollm merged --to hf --merge-adapter runs/chat/adapter
+        groundup convert runs/chat adapter --to hf --adapter-only
 
     Args:
         path: The model.
@@ -58,6 +63,9 @@ def convert(
         pp: Pipeline stages of the same.
         names: Its names: legacy (until 2024), core (megatron.core) or core-fused (with Transformer Engine).
         shards: Safetensors files of a Hugging Face folder: how many, or their largest size, like 5GB.
+        merge_adapter: Folder of an adapter (LoRA) of the model, as PEFT saves it, to add to the weights. A
+            run that trained one, and an adapter that names its base, are merged without it; all in float32.
+        adapter_only: Write the adapter that a run trained, alone, as PEFT reads it.
         tokenizer: Folder, file or name, where the model has none or another is meant; none where its ids are
             all there is (NullTokenizer), which are then written as numbers.
         vocab_size: True vocabulary of a model of Megatron-LM's, where its tokenizer has fewer ids.
@@ -70,10 +78,15 @@ def convert(
     from groundup.checkpoint.proof import Proof
     from groundup.core.progress import Progress
 
+    if adapter_only:
+        _write_adapter(path, out, to)
+        return
     written = format_named(to)
     options = require_effect(written, {"tp": tp, "pp": pp, "names": names, "shards": shards})
     moments = moments and written.keeps_optimizer and not ema
-    source = open_lazy(path, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments, ema=ema)
+    source = open_lazy(
+        path, adapter=merge_adapter, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments, ema=ema
+    )
     if tokenizer is not None:
         _warn_of_another_tokenizer(source, tokenizer)
     source = source if moments else without_moments(source)
@@ -87,6 +100,26 @@ def convert(
     _report(proof, dtype)
     if next_step := written.codec.next_step(out, proof.is_exact):
         print(f"Next: {next_step}")
+
+
+def _write_adapter(path: Path, out: Path, to: str) -> None:
+    from groundup.checkpoint.formats import ADAPTER, open_lazy, peft_adapter
+    from groundup.checkpoint.native.model import is_native, open_native_adapter
+
+    if to != "hf":
+        raise ConfigError(
+            "--adapter-only writes PEFT's format, which goes with --to hf", where="command line"
+        )
+    adapter = open_native_adapter(path) if is_native(path) else None
+    if adapter is None:
+        raise ConfigError(
+            "holds a whole model" if not (path / ADAPTER).is_file() else "is such an adapter already",
+            where=path,
+            fix="Name a run that was finetuned with lora.rank, or leave out --adapter-only.",
+        )
+    peft_adapter().write_adapter(adapter, open_lazy(path), out)
+    print(f"wrote {out}: an adapter of {adapter.about.base}, of rank {adapter.about.rank}")
+    print(f"Next: groundup generate {out} --prompt '...'")
 
 
 def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:

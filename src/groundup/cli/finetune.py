@@ -9,6 +9,9 @@ from cyclopts import Parameter
 from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import file_and_overrides, run_config
 from groundup.cli.train import MaxRestarts, PrintConfig, train_resolved
+from groundup.core.errors import ConfigError
+
+_ADAPTER = "adapter"
 
 Data = Annotated[Path | None, Parameter(help="Conversations, or the prefix of token files: data.path.")]
 
@@ -32,6 +35,9 @@ def finetune(
       template is the model's, or stage.template=plain|chatml|llama3|FILE, whose special tokens are added.
       num_steps follows from stage.epochs (3), the run folder is runs/DATA-sft; what is left out is counted
       with its file and line, and three examples are shown before the first step.
+    - dpo: preferences. Records have a `prompt`, a `chosen` and a `rejected` answer (texts, or lists of
+      messages with or without the prompt); stage.fields.prompt=question names others. stage.loss is sigmoid,
+      sigmoid_norm, ipo, hinge or simpo, stage.beta how far answers may go from the model at the start.
     - pretrain, where the data are token files: `groundup train` with start.path=MODEL. They must be
       tokenized with the model's own tokenizer, which the folder holds too.
 
@@ -42,6 +48,8 @@ def finetune(
         groundup finetune runs/a --data chats.jsonl stage.template=chatml stage.epochs=2 optimizer.lr=1e-4
 
         groundup finetune smollm --data chats.jsonl layout.dp=2 micro_batch_size=4 run_dir=runs/b
+
+        groundup finetune runs/b --data pairs.jsonl stage.kind=dpo stage.beta=0.1 optimizer.lr=1e-6
 
         groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
 
@@ -54,8 +62,29 @@ def finetune(
     words = [f"start.path={json.dumps(str(model))}", *words]
     words += [f"data.path={json.dumps(str(data))}"] if data else []
     resolved = run_config(file, words, finetunes=True)
+    from groundup.finetune.config import FinetuneConfig
+    from groundup.launch.env import own_rank
+
     if print_config:
         print(resolved.render())
     else:
         arguments = ["finetune", str(model), *([str(file)] if file else []), *words]
         train_resolved(resolved, max_restarts, arguments)
+        if own_rank() == 0 and isinstance(resolved.value, FinetuneConfig) and resolved.value.lora.rank:
+            _write_adapter(resolved.value.run_dir)
+
+
+def _write_adapter(run_dir: Path) -> None:
+    """Writes the adapter of the run's newest checkpoint beside its checkpoints, as PEFT reads it."""
+    from groundup.checkpoint.formats import open_lazy, peft_adapter
+    from groundup.checkpoint.native.model import open_native_adapter
+    from groundup.core.log import logger
+
+    adapter = open_native_adapter(run_dir)
+    assert adapter is not None, "the run trained one"
+    try:
+        peft_adapter().write_adapter(adapter, open_lazy(run_dir), run_dir / _ADAPTER)
+    except ConfigError as error:  # transformers, and so PEFT, has no such model
+        logger.warning("the adapter is not written for PEFT: %s", error)
+    else:
+        logger.info("wrote %s, an adapter as PEFT reads it", run_dir / _ADAPTER)

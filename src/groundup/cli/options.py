@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -120,11 +120,13 @@ class ModelOptions:
     """Which weights of a model, and where they are used.
 
     Attributes:
+        adapter: Folder of an adapter of the model, as PEFT saves it: it is merged into the weights.
         ema: Use the average of the weights that a run with ema.decay keeps.
         tokenizer: Folder, file or name, where the model has none or another is meant.
     """
 
     device: Device = "auto"
+    adapter: Path | None = None
     ema: Switch = False
     tokenizer: Path | None = None
 
@@ -137,9 +139,11 @@ class ModelOptions:
         from groundup.checkpoint.formats import open_model
         from groundup.parallel.device import choose_device
 
-        return open_model(
-            path, device=choose_device(self.device), ema=self.ema, tokenizer=self.tokenizer, dtypes=dtypes
-        )
+        return open_model(path, device=choose_device(self.device), dtypes=dtypes, **self.of_stored())
+
+    def of_stored(self) -> dict[str, Any]:
+        """Returns the arguments of ``open_lazy``."""
+        return {"adapter": self.adapter, "ema": self.ema, "tokenizer": self.tokenizer}
 
 
 @Parameter(name="*")

@@ -177,7 +177,7 @@ def open_over_ranks(
 
     if mesh.size == 1:
         return model.open(path, dtypes)
-    stored = open_lazy(path, ema=model.ema, tokenizer=model.tokenizer)
+    stored = open_lazy(path, **model.of_stored())
     _require_divisible(mesh, stored.config)
     context = precision.autocast if precision else contextlib.nullcontext
     return load_over_ranks(stored, mesh, precision=context, dtypes=dtypes)

@@ -193,7 +193,7 @@ def _vllm(options: _Options, settings: Sequence[str]) -> "Iterator[tuple[LoadedM
     degrees = {"tensor_parallel_size": layout.tp, "pipeline_parallel_size": layout.pp}
     with vllm_engine(
         options.path,
-        open_lazy(options.path, ema=options.model.ema, tokenizer=options.model.tokenizer),
+        open_lazy(options.path, **options.model.of_stored()),
         dtype=options.dtype,
         max_batch_size=options.max_batch_size,
         settings={**degrees, **tree.get("vllm", {})},

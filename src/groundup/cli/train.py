@@ -123,15 +123,18 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
     if rank is not None and rank.rank > 0:
         return
     for name, evaluation in results.items():
+        if evaluation.figures:
+            print(f"{name}: {evaluation.describe()}")
+            continue
         print(
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"
         )
-    name = shlex.quote(str(resolved.value.run_dir))
+    run_dir = shlex.quote(str(resolved.value.run_dir))
     if resolved.value.learning().encode_prompt:
-        print(f"Next: groundup serve {name}")
+        print(f"Next: groundup serve {run_dir}")
     else:
-        print(f"Next: groundup generate {name} --prompt '...'")
+        print(f"Next: groundup generate {run_dir} --prompt '...'")
 
 
 def _run_ranks(config: "TrainConfig", max_restarts: int, arguments: Sequence[str]) -> int:

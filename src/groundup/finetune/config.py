@@ -10,6 +10,7 @@ with a ``kind`` and three methods:
 Whatever does not fit the stage (a layout, a packing) it refuses in ``completed``, with a ``ConfigError``.
 """
 
+import dataclasses
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from groundup.core.config import ByKind, config
 from groundup.corpus.sources import content_ending
 from groundup.finetune.dpo import Dpo
 from groundup.finetune.grpo import Grpo
+from groundup.finetune.lora import LoraConfig, adapters_of
 from groundup.finetune.pretrain import Pretrain
 from groundup.finetune.sft import Sft
 from groundup.train.config import TrainConfig
@@ -35,9 +37,11 @@ class FinetuneConfig(TrainConfig):
 
     Attributes:
         stage: What is learned, by kind.
+        lora: Low-rank adapters, trained instead of the weights.
     """
 
     stage: Stage = Pretrain()
+    lora: LoraConfig = LoraConfig()
 
     def completed(self) -> "FinetuneConfig":
         """Returns the config with what model and data decide.
@@ -53,7 +57,10 @@ class FinetuneConfig(TrainConfig):
         Raises:
             GroundupError: The stage cannot be done with these settings.
         """
-        return self.stage.learning(self)
+        learning = self.stage.learning(self)
+        if not self.lora.rank:
+            return learning
+        return dataclasses.replace(learning, adapters=adapters_of(self, learning.change_start))
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,8 +159,9 @@ def _start_state(run: Run) -> TrainState:
     """Returns the weights that a restored run began with."""
     logger.info("the reference log-probabilities are not there any more: computing them again")
     learning = run.learning
-    state = empty_state(run.config, run.mesh, run.precision, adapt=learning.adapt)
-    begin(state, run.config, run.mesh, run.data.tokenizer, change_start=learning.change_start)
+    state = empty_state(run.config, run.mesh, run.precision, adapters=learning.adapters)
+    fill = learning.adapters.fill if learning.adapters else None
+    begin(state, run.config, run.mesh, run.data.tokenizer, change_start=learning.change_start, fill=fill)
     return state
 
 

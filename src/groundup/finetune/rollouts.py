@@ -101,8 +101,8 @@ def _model_of(run: Run) -> Iterator[nn.Module]:
             yield run.state.model
         return
     model = build_model(run.config.model, device="meta")
-    if run.learning.adapt:
-        run.learning.adapt(model)
+    if run.learning.adapters:
+        run.learning.adapters.add(model)
     weights = {name: _whole(parameter.detach()) for name, parameter in run.state.model.named_parameters()}
     model.load_state_dict(weights, assign=True, strict=False)  # a tied head comes next
     if run.config.model.tied_embedding:

@@ -23,6 +23,7 @@ def parallelize(
     compile: bool,  # noqa: A002  # the setting's name
     precision: Callable[[], contextlib.AbstractContextManager[None]],
     trains: bool = True,
+    adapt: Callable[[Model], None] | None = None,
 ) -> Pipeline | None:
     """Parallelizes a model over the ranks of a run, in place.
 
@@ -33,6 +34,7 @@ def parallelize(
         compile: Whether to compile each layer.
         precision: Makes the context of a stage's forward pass.
         trains: Whether gradients are to be averaged over replicas; without, each has weights of its own.
+        adapt: Adds adapters to what tensor parallelism has left of the layers.
 
     Returns:
         This rank's stages; None without pipeline parallelism.
@@ -42,6 +44,8 @@ def parallelize(
     pipeline = Pipeline(model, mesh, precision) if layout.pp > 1 else None
     if device_mesh is not None and layout.tp > 1:
         apply_tensor_parallel(model, model.config, device_mesh["tp"])
+    if adapt:
+        adapt(model)
     parts = list(pipeline.parts.values()) if pipeline else [model]
     if mesh.context is not None:
         for part in parts:

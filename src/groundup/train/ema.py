@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from groundup.checkpoint.logical_tensors import kept_parameters
 from groundup.core.config import config
 from groundup.core.config_class import Probability
 from groundup.parallel.dtensor import local
@@ -38,7 +39,7 @@ class WeightAverage:
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        self._weights: dict[str, Tensor] = dict(model.named_parameters())
+        self._weights: dict[str, Tensor] = {**kept_parameters(model)}
         self._decay = decay
         self.values = {name: weight.detach().float().clone() for name, weight in self._weights.items()}
 

@@ -9,7 +9,7 @@ import torch
 
 from groundup.checkpoint.formats import CheckpointFormat, detect_format
 from groundup.checkpoint.lazy import LazyModel, NoTokenizer
-from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes, pad
+from groundup.checkpoint.logical_tensors import find_mismatch, is_of_adapter, logical_shapes, pad
 from groundup.checkpoint.megatron.optimizer import ENTRIES
 from groundup.checkpoint.native.folder import resolve_checkpoint
 from groundup.checkpoint.native.shards import checkpoint_name
@@ -17,6 +17,7 @@ from groundup.core.config import to_dict
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.core.log import logger
 from groundup.core.vocabulary import require_same_tokenizer
+from groundup.models import Model
 from groundup.models.init import initialise
 from groundup.parallel.dtensor import place
 from groundup.parallel.mesh import ParallelMesh
@@ -41,6 +42,7 @@ def begin(
     tokenizer: Tokenizer,
     *,
     change_start: Callable[[LazyModel], LazyModel] | None = None,
+    fill: Callable[[Model], None] | None = None,
 ) -> None:
     """Fills the weights of a new run; with ``start.state`` all that an earlier run knew.
 
@@ -50,6 +52,7 @@ def begin(
         mesh: This rank among the others.
         tokenizer: Of the data.
         change_start: Changes the model of ``start.path``, without ``start.state``: see ``train.learning``.
+        fill: Gives adapters their initial values.
 
     Raises:
         CheckpointError: There is no such model, or it is another than the config's.
@@ -72,13 +75,34 @@ def begin(
             _begin_average(state)
         logger.info("going on from %s: step %d", stored.source, state.step)
     else:
-        if change_start:
-            stored = change_start(open_start(path))
-        else:
-            stored = open_start(path, tokenizer, vocab_size=config.model.vocab_size)
-        _place_weights(state, config, stored, tokenizer)
+        source = place_start(state, config, tokenizer, change_start)
+        if fill:
+            fill(state.model)
         _begin_average(state)
-        logger.info("starting from the weights of %s", stored.source)
+        logger.info("starting from the weights of %s", source)
+
+
+def place_start(
+    state: TrainState,
+    config: TrainConfig,
+    tokenizer: Tokenizer,
+    change_start: Callable[[LazyModel], LazyModel] | None,
+) -> Path:
+    """Fills the weights with those of ``start.path``, but for adapters, which it does not have.
+
+    Returns:
+        The folder that they were read from.
+
+    Raises:
+        CheckpointError, ConfigError: As ``begin``.
+    """
+    assert config.start.path is not None, "there is a model to begin with"
+    if change_start:
+        stored = change_start(open_start(config.start.path))
+    else:
+        stored = open_start(config.start.path, tokenizer, vocab_size=config.model.vocab_size)
+    _place_weights(state, config, stored, tokenizer)
+    return stored.source
 
 
 def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, tokenizer: Tokenizer) -> None:
@@ -91,6 +115,8 @@ def _place_weights(state: TrainState, config: TrainConfig, stored: LazyModel, to
         )
     for name, parameter in state.model.named_parameters():
         stored_as = checkpoint_name(name, config.model)
+        if is_of_adapter(name):
+            continue
         value = stored.weights[stored_as].read().to(parameter.dtype)
         place(parameter.detach(), pad(stored_as, value, config.model))
     state.bos_ids = stored.bos_ids

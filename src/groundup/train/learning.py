@@ -8,8 +8,7 @@
    (``rows_per_sample``: 2 for pairs), which are then never parted.
 2. ``change_start`` changes the model that the run begins with while it is still on disk (a larger
    vocabulary, a chat template).
-3. ``adapt`` changes the model before it is laid over ranks: it freezes parameters (``requires_grad``), or
-   wraps layers. Optimizers get what still wants gradients.
+3. ``adapters`` are trained instead of the weights, which stay as they begin; checkpoints hold them alone.
 4. ``begin`` is called once the weights are there, new or restored, before the first step.
 5. ``prepare`` completes each batch of this rank, on its device, with the present weights, when its step
    begins. It must be a pure function of seed, step and weights: resuming calls it again.
@@ -26,10 +25,28 @@ from groundup.train.run_data import RunData, token_data
 
 if TYPE_CHECKING:
     from groundup.checkpoint.lazy import LazyModel
+    from groundup.checkpoint.low_rank import AdapterAbout
     from groundup.models import Model
     from groundup.train.config import TrainConfig
     from groundup.train.data_loader import Batch
     from groundup.train.setup import Run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Adapters:
+    """Parameters beside frozen ones, which alone are trained.
+
+    Attributes:
+        add: Freezes a model and adds them, on meta: after tensor parallelism has cut it, before FSDP.
+        fill: Gives them their initial values in a new run.
+        about: What checkpoints say of them.
+        fact: What is said of them before training.
+    """
+
+    add: "Callable[[Model], None]"
+    fill: "Callable[[Model], None]"
+    about: "AdapterAbout"
+    fact: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +55,7 @@ class Learning:
 
     open_data: "Callable[[TrainConfig], RunData]" = token_data
     change_start: "Callable[[LazyModel], LazyModel] | None" = None
-    adapt: "Callable[[Model], None] | None" = None
+    adapters: Adapters | None = None
     begin: "Callable[[Run], None] | None" = None
     prepare: "Callable[[Run, Batch], Batch] | None" = None
     objective: Objective = LANGUAGE_MODELLING

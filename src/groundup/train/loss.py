@@ -89,7 +89,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss += _shared_softmax_in_place(logits_CV, targets_C, vocab_size, group, vocab_begin)
             if with_gradients:  # logits_CV now holds d loss / d logits
                 hidden_gradients.append(logits_CV @ head)
-                head_gradient = _add_product(head_gradient, logits_CV.T, rows_CD, head_VD.dtype)
+                if ctx.needs_input_grad[1]:
+                    head_gradient = _add_product(head_gradient, logits_CV.T, rows_CD, head_VD.dtype)
         if with_gradients:
             # Not save_for_backward: the engine may then add to these two in place.
             ctx.gradients = [torch.cat(hidden_gradients).to(hidden_MD.dtype), head_gradient]
@@ -99,7 +100,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         head_gradient_VD, hidden_gradient_MD = ctx.gradients.pop(), ctx.gradients.pop()
-        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD.mul_(loss_gradient), *(None,) * 5
+        if head_gradient_VD is not None:
+            head_gradient_VD.mul_(loss_gradient)
+        return hidden_gradient_MD.mul_(loss_gradient), head_gradient_VD, *(None,) * 5
 
 
 def rows_at_once(vocab_size: int, *, on_gpu: bool) -> int:
@@ -134,7 +137,8 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, 
         softmax_CV.scatter_add_(1, targets_C1, softmax_CV.new_full(targets_C1.shape, -1.0))
         if not on_cpu or not valid_C1.all():
             softmax_CV.mul_(valid_C1)
-        logits_CV.copy_(softmax_CV)
+        if softmax_CV is not logits_CV:
+            logits_CV.copy_(softmax_CV)
     return loss
 
 
@@ -197,10 +201,10 @@ def _exact_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tenso
 
 
 def _rounded_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns a softmax that is rounded to bf16, in which it is stored anyway: half of the passes.
+    """Replaces logits by their softmax, rounded to bf16, in which it is stored anyway: half of the passes.
 
     The target's probability is rounded too: 0.002 of a nat at most, below the rounding of the logits.
     """
-    softmax_CV = torch.softmax(logits_CV, -1)
+    softmax_CV = torch.softmax(logits_CV, -1, out=logits_CV)
     tiny = torch.finfo(torch.float32).tiny  # improbable beyond fp32 counts as 87 nats
     return softmax_CV, softmax_CV.gather(1, targets_C1).float().clamp_min(tiny).log()

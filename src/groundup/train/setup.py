@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -17,7 +17,7 @@ from groundup.core.log import logger
 from groundup.core.progress import human_count
 from groundup.launch.env import rank_from_env
 from groundup.launch.heartbeat import HeartbeatWriter
-from groundup.models import Model, build_model
+from groundup.models import build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.apply import materialize, parallelize
 from groundup.parallel.compile import is_compiled
@@ -31,8 +31,8 @@ from groundup.train.continue_run import checkpoint_to_continue
 from groundup.train.cpu import keep_freed_memory
 from groundup.train.data_loader import Batch, Prefetch
 from groundup.train.ema import WeightAverage
-from groundup.train.init_weights import begin
-from groundup.train.learning import PRETRAINING, Learning
+from groundup.train.init_weights import begin, place_start
+from groundup.train.learning import PRETRAINING, Adapters, Learning
 from groundup.train.optim import build_optimizers
 from groundup.train.phase_times import PhaseTimes
 from groundup.train.run_data import RunData
@@ -152,7 +152,7 @@ def build_run(
     newest = checkpoint_to_continue(
         config, mesh, data_fingerprint=data.fingerprint, tokenizer_fingerprint=data.tokenizer.fingerprint
     )
-    state = empty_state(config, mesh, precision, adapt=learning.adapt)
+    state = empty_state(config, mesh, precision, adapters=learning.adapters)
     run = Run(
         config=config,
         device=mesh.device,
@@ -165,10 +165,13 @@ def build_run(
         heartbeat=heartbeat or HeartbeatWriter(None),
     )
     if newest:
+        if learning.adapters:
+            place_start(state, config, data.tokenizer, learning.change_start)
         state.restore(newest, config, mesh)
         logger.info("continuing from %s", newest)
     else:
-        begin(state, config, mesh, data.tokenizer, change_start=learning.change_start)
+        fill = learning.adapters.fill if learning.adapters else None
+        begin(state, config, mesh, data.tokenizer, change_start=learning.change_start, fill=fill)
     if mesh.is_first:
         config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_write(config.run_dir / CONFIG_FILE) as file:
@@ -194,7 +197,7 @@ def empty_state(
     mesh: ParallelMesh,
     precision: Precision,
     *,
-    adapt: Callable[[Model], None] | None = None,
+    adapters: Adapters | None = None,
 ) -> TrainState:
     """Returns a state with memory for this rank's weights, without values.
 
@@ -202,22 +205,22 @@ def empty_state(
         config: Of the run.
         mesh: This rank among the others.
         precision: Of the run.
-        adapt: Changes the model, on meta, before it is laid over the ranks: see ``train.learning``.
+        adapters: Trained instead of the weights.
     """
     model = build_model(config.model, device="meta").train()
-    if adapt:
-        adapt(model)
     pipeline = parallelize(
         model,
         mesh,
         recompute=config.recompute,
         compile=is_compiled(config.compile, mesh.layout, mesh.device),
         precision=precision.autocast,
+        adapt=adapters.add if adapters else None,
     )
     materialize(model, pipeline, mesh.device)
     return TrainState(
         model=model,
         pipeline=pipeline,
+        adapter=adapters.about if adapters else None,
         optimizers=build_optimizers(model, config.optimizer),
         scaler=LossScaler(config.loss_scale) if precision.name == "fp16" else None,
         average=WeightAverage(model, config.ema.decay) if config.ema.decay else None,
@@ -240,6 +243,8 @@ def _log_description(run: Run) -> None:
         config.data.sequence_length,
         human_count(run.data.train.num_tokens),
     )
+    if run.learning.adapters:
+        logger.info("%s", run.learning.adapters.fact)
     for fact in run.data.facts:
         logger.info("%s", fact)
 

@@ -1,14 +1,15 @@
 """The state of a run that changes while it trains, and its way to and from checkpoints."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from groundup.checkpoint.companions import Companions
-from groundup.checkpoint.logical_tensors import find_mismatch, logical_shapes
+from groundup.checkpoint.logical_tensors import find_mismatch, kept_parameters, logical_shapes
+from groundup.checkpoint.low_rank import AdapterAbout, require_same_base
 from groundup.checkpoint.native.contents import TrainingCounts, read_checkpoint_manifest, read_groups
 from groundup.checkpoint.native.load import TensorGroup, load_into
 from groundup.checkpoint.native.model import sound_companions
@@ -60,6 +61,7 @@ class TrainState:
     Attributes:
         model: The whole model, or this rank's layers of it.
         pipeline: This rank's stages; None without pipeline parallelism.
+        adapter: What the adapters are of, which alone are trained and saved; None where all weights are.
         optimizers: Of the model's parameters.
         scaler: Loss scaler of fp16; None for other formats.
         average: Moving average of the weights; None where none is kept.
@@ -78,6 +80,7 @@ class TrainState:
     optimizers: Optimizers
     scaler: LossScaler | None
     pipeline: Pipeline | None = None
+    adapter: AdapterAbout | None = None
     average: WeightAverage | None = None
     spike_guard: SpikeGuard | None = None
     step: int = 0
@@ -123,21 +126,24 @@ class TrainState:
             data=data_fingerprint,
             bos_ids=self.bos_ids,
             companions=self.companions,
+            adapter=self.adapter,
         )
 
     def restore(self, folder: Path, config: TrainConfig, mesh: ParallelMesh) -> None:
         """Restores a checkpoint exactly; each rank reads its part.
 
         Raises:
-            CheckpointError: It is of another model or another optimizer.
+            CheckpointError: It is of another model, another base or another optimizer.
         """
         weights = TensorGroup(folder, "model")
+        manifest = read_checkpoint_manifest(folder)
         shapes = {name: tensor.shape for name, tensor in weights.items()}
-        if mismatch := find_mismatch(logical_shapes(config.model), shapes):
+        if self.adapter:
+            require_same_base(self.adapter, manifest.about.adapter, folder)
+        elif mismatch := find_mismatch(logical_shapes(config.model), shapes):
             raise CheckpointError(f"does not fit the model: {mismatch}", where=folder)
         load_into(weights, _named(self._weights(), config), config.model)
-        manifest = read_checkpoint_manifest(folder)
-        self._restore_optimizer(folder, config)
+        self._restore_optimizer(folder, config, set(weights))
         if self.average and "ema" in read_groups(folder):
             load_into(TensorGroup(folder, "ema"), _named(self.average.values, config), config.model)
         elif self.average:
@@ -157,15 +163,15 @@ class TrainState:
         random_states(folder, mesh.rank).restore()
 
     def _weights(self) -> dict[str, Tensor]:
-        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        return {name: parameter.detach() for name, parameter in kept_parameters(self.model).items()}
 
-    def _restore_optimizer(self, folder: Path, config: TrainConfig) -> None:
+    def _restore_optimizer(self, folder: Path, config: TrainConfig, names: Collection[str]) -> None:
         group = TensorGroup(folder, "optimizer")
         entries: dict[str, dict[str, tuple[torch.dtype, tuple[int, ...]]]] = {}
         for key, tensor in group.items():
             name, _, moment = key.rpartition("/")
             entries.setdefault(name, {})[moment] = tensor.dtype, tensor.shape
-        if entries and (mismatch := find_mismatch(logical_shapes(config.model).keys(), entries.keys())):
+        if entries and (mismatch := find_mismatch(names, entries.keys())):
             raise CheckpointError(
                 f"optimizer state does not fit the parameters: {mismatch}",
                 where=folder,

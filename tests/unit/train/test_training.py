@@ -12,6 +12,7 @@ import torch
 from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.load import TensorGroup
 from groundup.core.errors import CheckpointError, ConfigError, DataError, TrainingError
+from groundup.parallel.compile import why_not_compiled
 from groundup.tokens.dataset.dataset_manifest import manifest_path
 from groundup.tokens.dataset.indexed import bin_path
 from groundup.train.setup import build_run
@@ -273,6 +274,10 @@ def test_compile_gives_the_same_curve(data, tmp_path):
 
 def test_without_a_compiler_training_goes_on_in_eager(data, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    with caplog.at_level("WARNING", logger="groundup"):
-        run(make_config(data, tmp_path / "run", "compile=true"))
+    why_not_compiled.cache_clear()
+    try:
+        with caplog.at_level("WARNING", logger="groundup"):
+            run(make_config(data, tmp_path / "run", "compile=true"))
+    finally:
+        why_not_compiled.cache_clear()
     assert "training without torch.compile: no C++ compiler is on the PATH" in caplog.text

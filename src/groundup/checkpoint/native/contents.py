@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from groundup import __version__
 from groundup.checkpoint.companions import CHAT_TEMPLATES
+from groundup.checkpoint.low_rank import AdapterAbout
 from groundup.checkpoint.native.shards import Chunk, ChunkLocation, SavePlan, TensorMetadata
 from groundup.checkpoint.safetensors import DTYPE_NAMES, DTYPES
 from groundup.core.config_class import NotNegative, config
@@ -60,6 +61,7 @@ class CheckpointAbout:
         bos_ids: Ids that stand before every prompt.
         converted_from: Folder that the model was converted from; None for a run.
         megatron_args: Plain values that Megatron-LM kept with a model that was converted.
+        adapter: Of what the model's tensors are a low-rank adapter; None where they are the whole model.
     """
 
     config: dict[str, Any]
@@ -69,6 +71,7 @@ class CheckpointAbout:
     bos_ids: tuple[NotNegative, ...] = ()
     converted_from: str | None = None
     megatron_args: dict[str, Any] | None = None
+    adapter: AdapterAbout | None = None
 
 
 @config

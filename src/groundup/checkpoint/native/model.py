@@ -8,8 +8,9 @@ import torch
 
 from groundup.checkpoint.companions import Companions, is_companion
 from groundup.checkpoint.export import Check
-from groundup.checkpoint.formats import Codec, Variant
+from groundup.checkpoint.formats import Codec, Variant, open_lazy
 from groundup.checkpoint.lazy import LazyModel
+from groundup.checkpoint.low_rank import Adapter, AdapterAbout, adapter_of, merged
 from groundup.checkpoint.native.commit import (
     MARGIN_BYTES,
     Groups,
@@ -89,12 +90,17 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
             fix="Its files are as they were saved: open it with the version of groundup that saved it.",
             error=CheckpointError,
         )
+    weights = TensorGroup(folder, "ema" if ema else "model").lazy()
+    moments = TensorGroup(folder, "optimizer").lazy()
+    if about.adapter:
+        base = _base_of(about.adapter, folder)
+        weights, moments = dict(merged(base, adapter_of(about.adapter, weights, folder)).weights), {}
     return LazyModel(
         config=model_config_from(about.config["model"], where=folder / MANIFEST),
-        weights=TensorGroup(folder, "ema" if ema else "model").lazy(),
+        weights=weights,
         tokenizer=tokenizer,
         source=folder,
-        moments=TensorGroup(folder, "optimizer").lazy(),
+        moments=moments,
         step=manifest.counts.step,
         samples=manifest.counts.samples,
         updated_samples=manifest.counts.updated_samples,
@@ -104,6 +110,28 @@ def open_native(path: Path, *, tokenizer: Tokenizer | None = None, ema: bool = F
         optimizer=optimizer if optimizer.get("kind") == "adamw" else {},
         loss_scale=manifest.counts.loss_scale or {},
     )
+
+
+def open_native_adapter(path: Path) -> Adapter | None:
+    """Opens the adapter of a checkpoint, or of the newest sound one of a run folder; None for a whole model.
+
+    Raises:
+        CheckpointError: There is no usable checkpoint.
+    """
+    folder = resolve_checkpoint(path)
+    about = read_checkpoint_manifest(folder).about.adapter
+    return adapter_of(about, TensorGroup(folder, "model").lazy(), folder) if about else None
+
+
+def _base_of(adapter: AdapterAbout, folder: Path) -> LazyModel:
+    base = Path(adapter.base)
+    if not base.exists():
+        raise CheckpointError(
+            f"holds an adapter of {base}, which is not here",
+            where=folder,
+            fix=f"Put it back there, or name it, wherever it is, and this run with --adapter {folder}.",
+        )
+    return open_lazy(base)
 
 
 def write_native(

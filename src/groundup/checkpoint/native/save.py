@@ -22,6 +22,7 @@ from torch import Tensor
 
 from groundup.checkpoint.companions import Companions
 from groundup.checkpoint.lazy import LazyTensor, in_memory
+from groundup.checkpoint.low_rank import AdapterAbout
 from groundup.checkpoint.native.commit import (
     MARGIN_BYTES,
     Groups,
@@ -61,6 +62,7 @@ class Snapshot:
         data: Fingerprint of the data.
         bos_ids: Ids that stand before every prompt.
         companions: Chat template, generation settings, ... of the model.
+        adapter: Of what the parameters are an adapter; None where they are the whole model.
     """
 
     groups: Mapping[str, Mapping[str, Tensor]]
@@ -70,6 +72,7 @@ class Snapshot:
     data: str
     bos_ids: tuple[int, ...] = ()
     companions: Companions = dataclasses.field(default_factory=Companions)
+    adapter: AdapterAbout | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -237,6 +240,7 @@ class Writer:
             torch=torch.__version__,
             data=snapshot.data,
             bos_ids=snapshot.bos_ids,
+            adapter=snapshot.adapter,
         )
         manifest = complete_checkpoint(
             job.temporary,

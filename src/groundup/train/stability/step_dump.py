@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from groundup import __version__
+from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import checkpoint_path, tokenizer_dir
 from groundup.checkpoint.native.folder import find_damage as find_damaged_checkpoint
 from groundup.checkpoint.native.pruning import Keep
@@ -233,6 +234,11 @@ def read_dump(folder: Path) -> StepDump:
     if manifest.about.objective != LanguageModelling.__name__:
         raise CheckpointError(
             f"the step minimised {manifest.about.objective}; only steps of language modelling run again",
+            where=folder,
+        )
+    if read_checkpoint_manifest(before).about.adapter:
+        raise CheckpointError(
+            "the step trained an adapter, whose base is not here; only steps of whole models run again",
             where=folder,
         )
     known = {field.name for field in dataclasses.fields(TrainConfig)}  # a fine-tuning has more
