@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from groundup.inference.int8_linear import Int8Linear
 from groundup.inference.packed_linear import Activation, PackedLinear
 from groundup.models import Model
+from groundup.models.gelu import gelu_tanh
 from groundup.models.kv_cache import KeyValueCache
 from groundup.models.rope import rotate
 
@@ -40,7 +41,7 @@ class FusedBlock(nn.Module):
         self.w3 = linear(mlp.w3.weight, mlp.w3.bias) if hasattr(mlp, "w3") else None
         activation: Activation = "silu"
         if self.w3 is None:
-            activation = "gelu_tanh" if mlp.approximate == "tanh" else "gelu"
+            activation = "gelu_tanh" if mlp.activation is gelu_tanh else "gelu"
         self.w1 = linear(mlp.w1.weight, mlp.w1.bias, activation)
         self.w2 = linear(mlp.w2.weight, mlp.w2.bias)
 
