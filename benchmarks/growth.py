@@ -325,12 +325,12 @@ def _load(path: Path, groups: dict[str, Any], model: Any) -> None:
 
 PARTS: dict[str, Callable[[Deadline], list[Point]]] = {
     "parameters": of_parameters,
-    "length": of_lengths,
     "ranks": of_ranks,
-    "memory": of_memory,
-    "build": of_builds,
-    "documents": of_documents,
     "checkpoint": of_checkpoints,
+    "documents": of_documents,
+    "memory": of_memory,
+    "length": of_lengths,
+    "build": of_builds,
 }
 
 
