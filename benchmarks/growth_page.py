@@ -86,7 +86,12 @@ def render(found: dict[str, Any]) -> str:
             for point, slope, cost in zip(points, slopes, unit_costs(points), strict=True)
         ]
         bent = bends(points)
-        lines += ["", f"Bends upwards at {', '.join(bent)}." if bent else "It does not bend upwards.", ""]
+        straight = (
+            "It does not bend upwards."
+            if len(points) > 2
+            else "No line yet: too few points in the time given."
+        )
+        lines += ["", f"Bends upwards at {', '.join(bent)}." if bent else straight, ""]
     return "\n".join(lines)
 
 
