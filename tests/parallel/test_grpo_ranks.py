@@ -9,13 +9,18 @@ from tests.runs import records_of
 SETTINGS = ("stage.beta=0.1", "stage.updates=2", "stage.scale_rewards=batch", "num_steps=4")
 
 
-def test_two_ranks_are_one_process(tmp_path):
+LORA = ("lora.rank=2", "optimizer.lr=0.03")
+
+
+@pytest.mark.parametrize("more", [(), pytest.param(LORA, marks=pytest.mark.exhaustive)])
+def test_two_ranks_are_one_process(tmp_path, more):
     folder = make_prompts(tmp_path)
-    alone = grpo_config(folder, tmp_path / "alone", *SETTINGS, "stage.group_size=8", "micro_batch_size=2")
+    settings = (*SETTINGS, *more)
+    alone = grpo_config(folder, tmp_path / "alone", *settings, "stage.group_size=8", "micro_batch_size=2")
     expected = run_grpo(alone)
     layouts = {"dp2": ["layout.dp=2"], "zero3": ["layout.dp=2", "layout.zero=3"]}
     configs = [  # both ranks have a part of the one group
-        grpo_config(folder, tmp_path / name, *SETTINGS, "stage.group_size=8", "micro_batch_size=2", *layout)
+        grpo_config(folder, tmp_path / name, *settings, "stage.group_size=8", "micro_batch_size=2", *layout)
         for name, layout in layouts.items()
     ]
     train_on_ranks(2, configs, tmp_path, run_grpo)
