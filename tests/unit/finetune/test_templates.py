@@ -113,6 +113,14 @@ def test_a_template_of_a_file_replaces_the_models(tmp_path):
     assert changed.config == base.config
 
 
+def test_a_template_of_another_tokenizer_is_refused(tmp_path):
+    (tmp_path / "chatml.jinja").write_text(NAMED["chatml"].source)
+    base = as_lazy(tiny_model("gpt2"))
+    with pytest.raises(ConfigError, match=r"the model has no token <\|im_start\|>, <\|im_end\|>"):
+        with_template(base, str(tmp_path / "chatml.jinja"))
+    with_template(with_template(base, "chatml"), str(tmp_path / "chatml.jinja"))  # now it has them
+
+
 def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, roles={}, special_tokens={"<end>": 7})
 
