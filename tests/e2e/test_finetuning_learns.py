@@ -67,7 +67,7 @@ def answers(run_dir: Path, questions: list[str]) -> list[str]:
 
 
 @pytest.mark.example
-@pytest.mark.parametrize(("task", "num_steps"), [(copying, 450), (arithmetic, 1000)])
+@pytest.mark.parametrize(("task", "num_steps"), [(copying, 300), (arithmetic, 1000)])
 def test_a_synthetic_task_is_learned(task, num_steps, tmp_path):
     items = task()
     random.Random(1).shuffle(items)
