@@ -35,6 +35,9 @@ def finetune(
       template is the model's, or stage.template=plain|chatml|llama3|FILE, whose special tokens are added.
       num_steps follows from stage.epochs (3), the run folder is runs/DATA-sft; what is left out is counted
       with its file and line, and three examples are shown before the first step.
+    - dpo: preferences. Records have a `prompt`, a `chosen` and a `rejected` answer (texts, or lists of
+      messages with or without the prompt); stage.fields.prompt=question names others. stage.loss is sigmoid,
+      sigmoid_norm, ipo, hinge or simpo, stage.beta how far answers may go from the model at the start.
     - pretrain, where the data are token files: `groundup train` with start.path=MODEL. They must be
       tokenized with the model's own tokenizer, which the folder holds too.
 
@@ -45,6 +48,8 @@ def finetune(
         groundup finetune runs/a --data chats.jsonl stage.template=chatml stage.epochs=2 optimizer.lr=1e-4
 
         groundup finetune smollm --data chats.jsonl layout.dp=2 micro_batch_size=4 run_dir=runs/b
+
+        groundup finetune runs/b --data pairs.jsonl stage.kind=dpo stage.beta=0.1 optimizer.lr=1e-6
 
         groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
 

@@ -16,7 +16,7 @@ from groundup.core.config_class import NotNegativeFloat, Positive, PositiveFloat
 from groundup.core.errors import ConfigError
 from groundup.finetune.policy_loss import Normalisation, ScaleRewards
 from groundup.finetune.policy_objective import PolicyObjective
-from groundup.finetune.prompts import PromptForm, prompt_data
+from groundup.finetune.prompts import PromptForm, prompt_data, prompt_encoder
 from groundup.finetune.record_data import BY_EPOCHS
 from groundup.finetune.rewards import BadRewards, Rewards
 from groundup.finetune.rollout_batches import RolloutBatches
@@ -25,6 +25,7 @@ from groundup.train.learning import Learning
 
 if TYPE_CHECKING:
     from groundup.finetune.config import FinetuneConfig
+    from groundup.train.setup import Run
 
 _LONGEST = 2048
 
@@ -148,8 +149,16 @@ class Grpo:
         )
         batches = RolloutBatches(self, rewards, objective)
         return Learning(
-            open_data=prompt_data(self), begin=batches.begin, prepare=batches.prepare, objective=objective
+            open_data=prompt_data(self),
+            begin=batches.begin,
+            prepare=batches.prepare,
+            objective=objective,
+            encode_prompt=None if self.prompts == "text" else self._encode,
         )
+
+    def _encode(self, run: "Run", text: str) -> list[int]:
+        state = run.state
+        return prompt_encoder(run.tokenizer, state.companions, state.bos_ids, self.prompts)(text)
 
     def _require_possible(self, run: "FinetuneConfig") -> None:
         layout = run.layout

@@ -168,7 +168,7 @@ class RolloutBatches:
                 "step %d: reward %.4g: %s -> %s",
                 step,
                 shown["reward"],
-                SHOWN.repr(shown["prompt"]),
+                SHOWN.repr(_last_text(shown["prompt"])),
                 SHOWN.repr(shown["completion"]),
             )
 
@@ -186,6 +186,10 @@ def _record(one: _Drawn, prompt: Prompt, advantage: float) -> dict[str, Any]:
         "tokens": len(one.completion.ids),
         "finished": one.completion.finished,
     }
+
+
+def _last_text(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
 
 
 def _log_probs(run: Run, state: TrainState, batch: Batch, objective: PolicyObjective) -> Tensor:

@@ -3,14 +3,21 @@
 import dataclasses
 import re
 
+import orjson
 import pytest
 import torch
 
+from groundup.checkpoint.companions import Companions
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.finetune.policy_loss import group_advantages, policy_loss
+from groundup.finetune.prompts import prompt_encoder, read_prompts
+from groundup.finetune.record_data import BY_EPOCHS
 from groundup.finetune.rollouts import seed_of
+from groundup.finetune.templates import with_template
+from groundup.train.init_weights import open_start
 from tests.grpo import grpo_config, make_prompts, run_grpo, samples_of
 from tests.runs import losses
+from tests.tiny import tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +184,37 @@ def test_seeds_are_of_the_sample_alone() -> None:
     seeds = {seed_of(seed, sample) for seed in range(8) for sample in range(64)}
     assert len(seeds) == 512
     assert all(0 <= seed < 1 << 63 for seed in seeds)
+
+
+def test_a_model_with_a_template_is_asked(folder, tmp_path, caplog):
+    tuned = with_template(open_start(folder / "model"), "plain")
+    lines = [
+        {"prompt": "say a"},
+        {"prompt": [{"role": "user", "content": "say a"}]},
+        {"messages": [{"role": "system", "content": "briefly"}, {"role": "user", "content": "say a"}]},
+        {"messages": [{"role": "user", "content": "say a"}, {"role": "assistant", "content": "a"}]},
+    ]
+    (tmp_path / "p.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)))
+
+    def prompts(form, companions=tuned.companions, tokenizer=tuned.tokenizer):
+        encode = prompt_encoder(tokenizer, companions, (), form)
+        found, _ = read_prompts(tmp_path / "p.jsonl", encode, most_tokens=64)
+        return [prompt.ids for prompt in found]
+
+    text, message, both = prompts("auto")
+    assert text == message == prompts("chat")[0]
+    assert tuned.tokenizer.decode(text) == "<|user|>say a<|assistant|>"
+    assert tuned.tokenizer.decode(both).endswith("<|user|>say a<|assistant|>")
+    assert "briefly" in tuned.tokenizer.decode(both)
+    assert "the last message is the assistant's" in caplog.text
+    assert prompts("text")[0] == tuned.tokenizer.encode("say a")
+    base = tiny_tokenizer()
+    assert prompts("auto", Companions(), base) == [base.encode("say a")]
+    assert "3 records left out: messages, and the model has no chat template" in caplog.text
+    with pytest.raises(ConfigError, match="no chat template"):
+        prompts("chat", Companions(), base)
+
+
+def test_the_steps_of_an_epoch(folder, tmp_path):
+    config = grpo_config(folder, tmp_path / "run", f"num_steps={BY_EPOCHS}", "stage.epochs=1.5")
+    assert config.completed().num_steps == 6  # 8 prompts of 4 completions, 8 a step
