@@ -35,6 +35,9 @@ def finetune(
       template is the model's, or stage.template=plain|chatml|llama3|FILE, whose special tokens are added.
       num_steps follows from stage.epochs (3), the run folder is runs/DATA-sft; what is left out is counted
       with its file and line, and three examples are shown before the first step.
+    - grpo: the model's own completions are rewarded (stage.reward=exact|number|regex|FILE.py:FUNCTION), and
+      those that beat their group are made likelier. Records have a `prompt`, a text or messages, and what
+      rewards need; num_steps follows from stage.epochs (1).
     - pretrain, where the data are token files: `groundup train` with start.path=MODEL. They must be
       tokenized with the model's own tokenizer, which the folder holds too.
 
@@ -45,6 +48,8 @@ def finetune(
         groundup finetune runs/a --data chats.jsonl stage.template=chatml stage.epochs=2 optimizer.lr=1e-4
 
         groundup finetune smollm --data chats.jsonl layout.dp=2 micro_batch_size=4 run_dir=runs/b
+
+        groundup finetune runs/b --data prompts.jsonl stage.kind=grpo stage.reward=rewards.py:brevity
 
         groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
 
