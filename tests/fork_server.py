@@ -100,7 +100,7 @@ def become(request: dict) -> None:
 def run(words: list[str]) -> None:
     """Runs what the words after ``python`` name."""
     match words:
-        case ["-u", *words]:
+        case ["-u" | "-B", *words]:
             run(words)
         case ["-m", module, *_]:
             sys.argv, sys.path[0] = words[1:], str(Path.cwd())

@@ -39,7 +39,7 @@ def make_data(folder: Path) -> Path:
     source = folder / "documents.jsonl"
     source.write_bytes(b"\n".join(orjson.dumps(document) for document in documents))
     tokenizer = train_tokenizer((document["text"] for document in documents), vocab_size=300)
-    build_tokens([source], folder / "data", tokenizer, workers=1)
+    build_tokens([source], folder / "data", tokenizer, workers=0)
     return folder / "data_text_document"
 
 

@@ -58,7 +58,9 @@ class FinetuneConfig(TrainConfig):
             GroundupError: The stage cannot be done with these settings.
         """
         learning = self.stage.learning(self)
-        return dataclasses.replace(learning, adapters=adapters_of(self)) if self.lora.rank else learning
+        if not self.lora.rank:
+            return learning
+        return dataclasses.replace(learning, adapters=adapters_of(self, learning.change_start))
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,22 +8,26 @@ Shapes: R rank, I inputs.
 
 import hashlib
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from groundup.checkpoint.lazy import LazyModel
 from groundup.checkpoint.logical_tensors import ADAPTER_PARAMETERS
 from groundup.checkpoint.low_rank import AdapterAbout, base_fingerprint, scale_of
 from groundup.core.config import config
 from groundup.core.config_class import NotNegative, PositiveFloat, Probability
 from groundup.core.errors import ConfigError
+from groundup.core.log import quiet
 from groundup.core.progress import human_count
 from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.dtensor import place
 from groundup.parallel.low_rank_linear import add_adapter
+from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.tokens.tokenizer.word_list import integers
 from groundup.train.init_weights import open_start
 from groundup.train.learning import Adapters
@@ -74,8 +78,14 @@ def target_layers(model: ModelConfig, targets: str) -> list[str]:
     return [layer for layer in layers if "all" in wanted or set(wanted) & set(layer.split("."))]
 
 
-def adapters_of(run: "FinetuneConfig") -> Adapters:
+def adapters_of(
+    run: "FinetuneConfig", change_start: Callable[[LazyModel], LazyModel] | None = None
+) -> Adapters:
     """Returns what the training loop is given of the adapters of a run.
+
+    Args:
+        run: With ``lora.rank``.
+        change_start: As the stage's ``Learning`` has it.
 
     Raises:
         CheckpointError: There is no base model.
@@ -95,14 +105,17 @@ def adapters_of(run: "FinetuneConfig") -> Adapters:
             where="lora.dropout",
             fix="Set lora.dropout=0 or layout.tp=1.",
         )
-    base = open_start(run.start.path, integers(0), vocab_size=run.model.vocab_size)
-    if run.model.vocab_size > base.config.vocab_size:
+    tokenizer = load_tokenizer(run.data.tokenizer) if run.data.tokenizer else integers(0)
+    base = open_start(run.start.path, tokenizer, vocab_size=run.model.vocab_size)
+    with quiet():
+        changed = change_start(base) if change_start else base
+    if changed.weights is not base.weights:
         raise ConfigError(
-            f"the vocabulary grows from {base.config.vocab_size} to {run.model.vocab_size} ids, whose rows"
-            " would stay as they begin, all alike: adapters leave the embedding and the head as they are",
+            f"the chat template adds {changed.tokenizer.vocab_size - base.tokenizer.vocab_size} tokens, whose"
+            " rows would stay as they begin, all alike: adapters leave embedding and head as they are",
             where="lora.rank",
-            fix="Choose a template whose tokens the model has (the plain one), or train the new rows first,"
-            " without lora.rank, and begin with what comes of it.",
+            fix="Set stage.template=text, which adds none, or finetune without lora.rank, and begin with"
+            " the model that comes of it.",
         )
     about = AdapterAbout(
         base=str(base.source.resolve()),

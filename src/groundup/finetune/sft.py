@@ -33,8 +33,8 @@ class Sft:
 
     Attributes:
         template: "own" for the model's chat template; plain, chatml or llama3, whose special tokens are added
-            where the model has none of them; or a file in Jinja's language. "" takes the model's own, and
-            plain where it has none.
+            where the model has none of them; text, which has none, and so is for adapters; or a file in
+            Jinja's language. "" takes the model's own, and plain where it has none.
         fields: Names of fields in a record, where its form is not recognised.
         answers: Which of the assistant's turns are learned: all, or the last of each conversation.
         epochs: Passes over the conversations, where num_steps is not given.

@@ -53,6 +53,16 @@ NAMED: Mapping[str, NamedTemplate] = {
         ),
         tokens=("<|system|>", "<|user|>", "<|assistant|>"),
     ),
+    "text": NamedTemplate(
+        source=(
+            "{% for message in messages %}"
+            "{{ '### ' ~ (message['role'] | capitalize) ~ ':\\n' ~ message['content'] }}"
+            "{{ 'END' if message['role'] == 'assistant' else '\\n\\n' }}"
+            "{% endfor %}"
+            "{% if add_generation_prompt %}{{ '### Assistant:\\n' }}{% endif %}"
+        ),
+        tokens=(),
+    ),
     "chatml": NamedTemplate(
         source=(
             "{% for message in messages %}"

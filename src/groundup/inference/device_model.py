@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.decode_graphs import DecodeGraphs
+from groundup.inference.fused_block import fuse_layers
 from groundup.inference.int8_linear import Int8Linear, require_int8
-from groundup.inference.packed_linear import PackedLinear, can_pack, pack_layers, sharing_weights
+from groundup.inference.packed_linear import PackedLinear, can_pack, sharing_weights
 from groundup.inference.paged_cache import PagedCache
 from groundup.inference.runner import StepPlan
 from groundup.models import ModelConfig, evaluating, lm_head
@@ -57,7 +58,7 @@ class DeviceModel:
                 whole = sharing_weights(whole)
             self._head = linear(whole.head.weight[:vocab_size], None)
             whole.head = None
-            pack_layers(whole, linear)
+            fuse_layers(whole, linear)
         self._model = whole
         self._device = weight.device
         self._config = config

@@ -7,10 +7,16 @@ digits of all tokens, so that what a token gets does not depend on the others (d
 Shapes: M tokens, K in, N out.
 """
 
+import functools
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import gelu, silu
 
 from groundup.core.errors import ConfigError, MachineError
+from groundup.inference.packed_linear import Activation
 
 _LARGEST = 127
 _BASE = 256
@@ -19,6 +25,15 @@ _ZERO = 128
 
 _TINY = torch.finfo(torch.float32).tiny
 
+_ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = MappingProxyType(
+    {
+        "none": lambda y: y,
+        "gelu": gelu,
+        "gelu_tanh": functools.partial(gelu, approximate="tanh"),
+        "silu": silu,
+    }
+)
+
 
 class Int8Linear(nn.Module):
     """A linear layer without gradients, whose weight is rounded to 8 bits.
@@ -26,9 +41,10 @@ class Int8Linear(nn.Module):
     Args:
         weight: [out, in], on a CPU.
         bias: [out], or None.
+        activation: Of what comes out.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation = "none") -> None:
         super().__init__()
         values_NK, self._scale_N = rounded_rows(weight.detach())
         self._weight = torch.ops.onednn.qlinear_prepack(values_NK, None)
@@ -36,9 +52,10 @@ class Int8Linear(nn.Module):
         self._bias = None if bias is None else bias.detach().float()
         # Zero in both digits, and a half, so that cutting rounds.
         self._half = torch.tensor(_ZERO * _BASE + _ZERO + 0.5)
+        self._activate = _ACTIVATIONS[activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+    def forward(self, x: Tensor, *, plus: Tensor | None = None, times: Tensor | None = None) -> Tensor:
+        """[..., in] -> [..., out]; then the activation, and ``times`` and ``plus``."""
         x_MK = x.flatten(0, -2).float()
         largest_M1 = torch.linalg.vector_norm(x_MK, torch.inf, -1, keepdim=True)
         step_M1 = largest_M1.div_(_LARGEST * _BASE).clamp_min_(_TINY)
@@ -51,7 +68,9 @@ class Int8Linear(nn.Module):
         low_MN, high_MN = y_2MN.chunk(2)
         y_MN = low_MN.add_(high_MN, alpha=_BASE)
         y_MN = y_MN.mul_(step_M1) if self._bias is None else torch.addcmul(self._bias, y_MN, step_M1)
-        return y_MN.to(x.dtype).view(*x.shape[:-1], -1)
+        y = self._activate(y_MN.to(x.dtype).view(*x.shape[:-1], -1))
+        y = y if times is None else y * times
+        return y if plus is None else y + plus
 
 
 def rounded_rows(weight_NK: Tensor) -> tuple[Tensor, Tensor]:

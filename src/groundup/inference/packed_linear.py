@@ -5,8 +5,9 @@ PyTorch hands plain weights to kernels that read them at half of the speed or le
 """
 
 import copy
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,22 +16,38 @@ _TOKENS = 32
 """For which the layout is chosen; it is the best one, or near it, for 1 to 256."""
 
 
+Activation = Literal["none", "gelu", "gelu_tanh", "silu"]
+
+_ATTRIBUTES: Mapping[Activation, tuple[str, str]] = MappingProxyType(
+    {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", "")}
+)
+"""How the kernels name what follows a product."""
+
+
 class PackedLinear(nn.Module):
     """A linear layer without gradients; the weight is copied into another layout.
 
     Args:
         weight: [out, in], on a CPU.
         bias: [out], or None.
+        activation: Of what comes out.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, activation: Activation = "none") -> None:
         super().__init__()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TOKENS)
         self._bias = None if bias is None else bias.detach()
+        self._activation = _ATTRIBUTES[activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+    def forward(self, x: Tensor, *, plus: Tensor | None = None, times: Tensor | None = None) -> Tensor:
+        """[..., in] -> [..., out]; without activation, one of ``plus`` and ``times`` can be joined to it."""
+        y: Tensor
+        if plus is None and times is None:
+            name, algorithm = self._activation
+            y = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, name, [], algorithm)
+        else:
+            other, how = (plus, "add") if times is None else (times, "mul")
+            y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, self._bias, how)
         return y
 
 
@@ -52,16 +69,3 @@ def sharing_weights(model: nn.Module) -> nn.Module:
     """Returns a copy of the model whose modules can be replaced; the weights are the same."""
     kept: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, kept)
-
-
-def pack_layers(model: nn.Module, pack: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
-    """Replaces the linear parts of a model's layers, one after the other; the head is left out.
-
-    Args:
-        model: Changed in place.
-        pack: Makes another linear layer of weight and bias.
-    """
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if type(child) is nn.Linear and child is not getattr(model, "head", None):
-                setattr(module, name, pack(child.weight, child.bias))

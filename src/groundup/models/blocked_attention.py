@@ -89,8 +89,8 @@ class _BlockedAttention(torch.autograd.Function):
                 scores_ZQL[:, :, past + begin - first :] += future_QQ[: end - begin, : end - begin]
             else:
                 scores_ZQL.unflatten(0, (-1, heads)).add_(keys.hidden_B1QL)
-            weights_ZQL = scores_ZQL.softmax(-1)
-            y_ZTH[:, begin:end] = weights_ZQL @ v_ZSH[:, first : past + end]
+            weights_ZQL = torch.softmax(scores_ZQL, -1, out=scores_ZQL)
+            torch.bmm(weights_ZQL, v_ZSH[:, first : past + end], out=y_ZTH[:, begin:end])
             weights.append(weights_ZQL)
         ctx.save_for_backward(q_ZTH, k_ZSH, v_ZSH, *weights)
         ctx.first_keys = [keys.first for keys in blocks]
@@ -110,11 +110,13 @@ class _BlockedAttention(torch.autograd.Function):
             end = min(begin + _BLOCK, num_queries)
             keys = slice(first, past + end)
             dy_ZQH = dy_ZTH[:, begin:end]
-            dv_ZSH[:, keys] += weights_ZQL.transpose(1, 2) @ dy_ZQH
+            dv_ZSH[:, keys].baddbmm_(weights_ZQL.transpose(1, 2), dy_ZQH)
             dweights_ZQL = dy_ZQH @ v_ZSH[:, keys].transpose(1, 2)
-            dscores_ZQL = torch._softmax_backward_data(dweights_ZQL, weights_ZQL, -1, weights_ZQL.dtype)
-            dq_ZTH[:, begin:end] = dscores_ZQL @ k_ZSH[:, keys]
-            dk_ZSH[:, keys] += dscores_ZQL.transpose(1, 2) @ q_ZTH[:, begin:end]
+            dscores_ZQL = torch._softmax_backward_data(
+                dweights_ZQL, weights_ZQL, -1, weights_ZQL.dtype, grad_input=dweights_ZQL
+            )
+            torch.bmm(dscores_ZQL, k_ZSH[:, keys], out=dq_ZTH[:, begin:end])
+            dk_ZSH[:, keys].baddbmm_(dscores_ZQL.transpose(1, 2), q_ZTH[:, begin:end])
         dq_ZTH *= q_ZTH.shape[2] ** -0.5
         rows_heads = dy_BNTH.shape[:2]
         dk_BNSH, dv_BNSH = dk_ZSH.unflatten(0, rows_heads), dv_ZSH.unflatten(0, rows_heads)

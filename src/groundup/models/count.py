@@ -1,5 +1,7 @@
 """Counts of parameters and of floating-point operations, read off the axis table."""
 
+import dataclasses
+
 from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.spec import dimensions_of
 
@@ -18,9 +20,9 @@ def num_parameters(config: ModelConfig) -> int:
 
 def num_matmul_parameters(config: ModelConfig) -> int:
     """Counts weights that multiply every token: matrices but no lookup tables, at the padded vocabulary."""
-    model = build_model(config, device="meta")
+    model = build_model(dataclasses.replace(config, num_layers=1), device="meta")  # all layers are alike
     return sum(
-        parameter.numel()
+        parameter.numel() * (config.num_layers if name.startswith("layers.") else 1)
         for name, parameter in model.named_parameters(remove_duplicate=False)
         if parameter.ndim == 2 and not name.startswith("embed.")
     )

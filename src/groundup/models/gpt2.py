@@ -13,6 +13,7 @@ from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, Probability, Size
 from groundup.core.vocabulary import padded_vocab_size
 from groundup.models.attention import Attention
+from groundup.models.gelu import gelu_tanh
 from groundup.models.kv_cache import KeyValueCache
 from groundup.models.masks import Mask, Masks
 from groundup.models.spec import Axes
@@ -115,11 +116,11 @@ class Mlp(nn.Module):
         super().__init__()
         self.w1 = nn.Linear(config.hidden_size, config.ffn_size, bias=config.bias)
         self.w2 = nn.Linear(config.ffn_size, config.hidden_size, bias=config.bias)
-        self.approximate = "tanh" if config.activation == "gelu_tanh" else "none"
+        self.activation = gelu_tanh if config.activation == "gelu_tanh" else gelu
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        return self.w2(gelu(self.w1(x_BTD), approximate=self.approximate))  # type: ignore[no-any-return]
+        return self.w2(self.activation(self.w1(x_BTD)))  # type: ignore[no-any-return]
 
 
 class Block(nn.Module):

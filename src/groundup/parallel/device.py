@@ -156,7 +156,7 @@ def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     Raises:
         MachineError: The hardware lacks the format; the message names those that it has.
     """
-    reasons = {format_: _missing(format_, device) for format_ in ("bf16", "fp16")}
+    reasons = {format_: lacks(format_, device) for format_ in ("bf16", "fp16")}
     if name == "auto":
         name = "bf16" if not reasons["bf16"] else "fp16" if not reasons["fp16"] else "fp32"
     if name != "fp32" and reasons[name]:
@@ -169,7 +169,7 @@ def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     return Precision(name, device)
 
 
-def _missing(name: str, device: torch.device) -> str:
+def lacks(name: str, device: torch.device) -> str:
     """Returns why the device does not support a format in hardware, or an empty string."""
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):

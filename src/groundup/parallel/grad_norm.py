@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, all_reduce
 from torch.distributed.tensor import DTensor
 
-_PIECE = 1 << 16
+_PIECE = 1 << 12
 
 
 def total_norm(gradients: Sequence[Tensor], stages: ProcessGroup | None = None) -> float:
@@ -43,6 +43,11 @@ def total_norm(gradients: Sequence[Tensor], stages: ProcessGroup | None = None) 
 
 def _sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
     """Sums squares in fp64, of norms of pieces in fp32."""
-    on_cpu = tensors[0].device.type == "cpu"
-    pieces = [piece for tensor in tensors for piece in tensor.flatten().split(_PIECE)] if on_cpu else tensors
-    return torch.stack(torch._foreach_norm(list(pieces))).double().square().sum()
+    if tensors[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(list(tensors))).double().square().sum()
+    norms, rests = [], []
+    for flat in (tensor.flatten() for tensor in tensors):
+        whole = flat.numel() // _PIECE * _PIECE
+        norms.append(torch.linalg.vector_norm(flat[:whole].view(-1, _PIECE), dim=1))
+        rests.append(flat[whole:])
+    return torch.cat((*norms, torch.stack(torch._foreach_norm(rests)))).double().square().sum()

@@ -8,6 +8,7 @@ Shapes: B samples of a rank, T tokens, D model.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -204,7 +205,7 @@ def layers_of_stages(config: ModelConfig, layout: Layout) -> list[range]:
     num_stages = layout.pp * stages_per_rank(layout.pipeline)
     if layout.pipeline.layers:
         return ranges(layout.pipeline.layers)
-    one = build_model(config, device="meta").layers["0"]
+    one = build_model(dataclasses.replace(config, num_layers=1), device="meta").layers["0"]
     return ranges(
         split_layers(
             config.num_layers,

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from groundup.core.config import config
 from groundup.core.config_class import NotNegativeFloat, PositiveFloat, Probability
+from groundup.parallel.device import lacks
 from groundup.train.adamw import AdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -64,7 +65,8 @@ class BatchedMuon(torch.optim.Optimizer):
     """``torch.optim.Muon`` with ``adjust_lr_fn="match_rms_adamw"`` for whole matrices, in stacks.
 
     Its state is the same, and so are updates but for the rounding of bf16 products, which other kernels sum
-    in another order. Matrices that are sharded (``DTensor``) are for PyTorch's own.
+    in another order. A processor without bf16, which may take a hundred times as long to emulate it, iterates
+    in fp32. Matrices that are sharded (``DTensor``) are for PyTorch's own.
     """
 
     def __init__(
@@ -88,7 +90,8 @@ class BatchedMuon(torch.optim.Optimizer):
         buffers = [self.state[matrix]["momentum_buffer"] for matrix in matrices]
         torch._foreach_lerp_(buffers, gradients, 1 - group["momentum"])
         directions = torch._foreach_lerp(gradients, buffers, group["momentum"])
-        updates = orthogonalized([direction.bfloat16() for direction in directions])
+        dtype = torch.float32 if lacks("bf16", matrices[0].device) else torch.bfloat16
+        updates = orthogonalized([direction.to(dtype) for direction in directions])
         rows, columns = matrices[0].shape
         lr = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
@@ -98,8 +101,8 @@ class BatchedMuon(torch.optim.Optimizer):
 def orthogonalized(matrices: Sequence[Tensor]) -> Sequence[Tensor]:
     """Returns nearly U V^T of each matrix U S V^T: singular values are brought to between 0.5 and 1.5.
 
-    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), for bf16
-    matrices of one shape.
+    Newton-Schulz iterations of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/), for
+    matrices of one shape, in bf16 or fp32.
     """
     x = torch.stack(list(matrices)) if len(matrices) > 1 else matrices[0].clone()
     add_product = torch.baddbmm if len(matrices) > 1 else torch.addmm

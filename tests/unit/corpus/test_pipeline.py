@@ -432,7 +432,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # that Ray gives the same bytes is tested with tokens, on one node
 def test_a_ray_cluster_of_two_nodes_gives_the_same_bytes(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'groundup[ray]'")
     folder = write_sources(tmp_path / "in")

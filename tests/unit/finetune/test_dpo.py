@@ -50,18 +50,18 @@ def curve(records):
     }
 
 
-@pytest.mark.parametrize("keeps_reference", [True, False])
-def test_a_killed_run_goes_on_to_the_same_bits(folder, tmp_path, keeps_reference):
-    whole = curve(train(config(folder, tmp_path / "whole")))
+@pytest.mark.parametrize(("keeps_reference", "more"), [(True, ()), (False, ()), (False, ("lora.rank=2",))])
+def test_a_killed_run_goes_on_to_the_same_bits(folder, tmp_path, keeps_reference, more):
+    whole = curve(train(config(folder, tmp_path / "whole", *more)))
 
     def kill(run):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config(folder, tmp_path / "run", "sample.interval=4"), complete=kill)
+        train(config(folder, tmp_path / "run", "sample.interval=4", *more), complete=kill)
     if not keeps_reference:  # they are those of the weights at the start, not of the present ones
         shutil.rmtree(tmp_path / "run" / "reference")
-    assert curve(train(config(folder, tmp_path / "run"))) == whole
+    assert curve(train(config(folder, tmp_path / "run", *more))) == whole
     expected, found = weights(tmp_path / "whole"), weights(tmp_path / "run")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

@@ -52,8 +52,12 @@ def test_samples_and_metrics_tell_the_same(folder, tmp_path):
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("stage.updates=2", "stage.beta=0.1")],
-    ids=["one update", "amid two updates, with a reference"],
+    [
+        (),
+        ("stage.updates=2", "stage.beta=0.1"),
+        ("stage.updates=2", "stage.beta=0.1", "lora.rank=2", "optimizer.lr=0.01"),
+    ],
+    ids=["one update", "amid two updates, with a reference", "of an adapter"],
 )
 def test_kill_and_resume_is_bit_identical(folder, tmp_path, overrides):
     whole = grpo_config(folder, tmp_path / "whole", *overrides)

@@ -141,6 +141,28 @@ def test_the_commands_write_merge_and_use_an_adapter(folder, tmp_path, capsys):
         model_of(adapter)
 
 
+def test_conversations_are_learned_by_an_adapter_that_keeps_their_template(folder, tmp_path, capsys):
+    turns = [{"role": "user", "content": "a cat"}, {"role": "assistant", "content": "sat"}]
+    (tmp_path / "chats.jsonl").write_text((json.dumps({"messages": turns}) + "\n") * 40)
+    words = [
+        "finetune",
+        folder / "base",
+        "--data",
+        tmp_path / "chats.jsonl",
+        "lora.rank=4",
+        "optimizer.lr=0.03",
+    ]
+    words += [f"run_dir={tmp_path / 'run'}", "num_steps=12", "stage.template=text", "device=cpu"]
+    build_app()([str(word) for word in words], result_action="return_value")
+    for path in (tmp_path / "run", tmp_path / "run" / "adapter"):
+        assert "### Assistant" in (open_lazy(path).companions.chat_template or "")
+    assert open_native_adapter(tmp_path / "run") is not None
+    found = [
+        logits(open_model(path, device="cpu")) for path in (tmp_path / "run", tmp_path / "run" / "adapter")
+    ]
+    torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -154,8 +176,8 @@ def test_the_commands_write_merge_and_use_an_adapter(folder, tmp_path, capsys):
         ),
         (("start.state=true",), "lora.rank: an adapter is trained on the weights of a model, as they are"),
         (
-            ("model.vocab_size=302",),
-            "lora.rank: the vocabulary grows from 300 to 302 ids, whose rows would stay",
+            ("stage.kind=sft", "stage.template=chatml", "data.packing=best_fit", "data.mask_documents=true"),
+            "lora.rank: the chat template adds 2 tokens, whose rows would stay as they begin, all alike",
         ),
     ],
 )

@@ -165,6 +165,18 @@ def test_a_model_of_its_own_is_not_kept_twice(name: str, dtype: torch.dtype) -> 
     assert (weight() is None) == can_pack(torch.device("cpu"), dtype)
 
 
+def test_a_linear_layer_of_another_kind_is_used_as_it_is() -> None:
+    class Doubled(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(x)
+
+    loaded, plain = tiny_model("llama"), tiny_model("llama")
+    cast(Any, loaded.model).layers["0"].attention.wv.__class__ = Doubled
+    found = Engine(loaded).generate(PROMPTS, sampling=GREEDY, max_new_tokens=20)
+    assert [list(g.ids) for g in found] == [greedy_without_cache(loaded, p, 20) for p in PROMPTS]
+    assert found != Engine(plain).generate(PROMPTS, sampling=GREEDY, max_new_tokens=20)
+
+
 def test_a_real_model_tells_its_story(shared_data: Path) -> None:
     loaded = read_huggingface(shared_data / "models" / "stories260K")
     assert loaded.bos_ids == (1,)

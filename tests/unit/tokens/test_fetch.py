@@ -73,7 +73,7 @@ def web():
     server.files, server.requests, server.fail, server.missing_status = {}, [], [], 404
     server.hanging, server.released = threading.Event(), threading.Event()
     server.url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield server
     server.released.set()
     server.shutdown()

@@ -49,7 +49,7 @@ def server(published: Path) -> Iterator[tuple[str, list[str]]]:
     with http.server.ThreadingHTTPServer(
         ("127.0.0.1", 0), lambda *arguments: handler(*arguments, directory=str(published))
     ) as running:
-        thread = threading.Thread(target=running.serve_forever)
+        thread = threading.Thread(target=running.serve_forever, args=[0.01])
         thread.start()
         yield f"http://127.0.0.1:{running.server_port}", asked
         running.shutdown()

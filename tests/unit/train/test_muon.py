@@ -57,6 +57,22 @@ def test_singular_values_come_near_to_one(shape: tuple[int, int]) -> None:
         assert (found - found.diagonal().diag()).abs().max() < 0.05
 
 
+def test_a_processor_without_bf16_iterates_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = {capability: matrices(1)[:1] for capability in ("avx512_bf16", "avx2")}
+    updates = {}
+    for capability, found in weights.items():
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=capability: {name: True})
+        before = found[0].detach().clone()
+        optimizer = BatchedMuon(found, lr=0.02, momentum=0.9, weight_decay=0.0)
+        found[0].grad = matrices(100)[0].detach()
+        optimizer.step()
+        updates[capability] = found[0].detach() - before
+    given = matrices(100)[0].detach().double()  # the first momentum is a multiple of it
+    exact = -0.02 * 0.2 * 48**0.5 * orthogonalized([given])[0]
+    errors = {name: float((one - exact).norm() / exact.norm()) for name, one in updates.items()}
+    assert errors["avx2"] < 1e-5 < 1e-4 < errors["avx512_bf16"] < 0.05
+
+
 def test_a_matrix_of_zeros_stays() -> None:
     weight = nn.Parameter(torch.zeros(4, 4))
     weight.grad = torch.zeros(4, 4)
