@@ -11,7 +11,7 @@ help:
 	@echo "make test        install, then run all tests"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
-	@echo "make bench       measure training speed against other loops (about 40 minutes)"
+	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "groundup needs Python 3.11 or newer; name one with: make PYTHON=python3.12")'
@@ -51,7 +51,10 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/step_profile.py
 	$(BIN)/python benchmarks/train_cpu.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/plan_scale.py
 
 clean:
 	rm -rf $(VENV) quickstart

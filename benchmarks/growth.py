@@ -5,7 +5,8 @@ ranks; measured memory against the plan's; a token build against its bytes and i
 loading a checkpoint against its bytes. Beside each point stands the work that it should cost (operations,
 bytes), and the cost of a unit of that work over the first point's: a line that bends upwards has rising ones.
 Writes ``results/growth.json``, ``results/growth.md`` and ``results/growth.svg``; parts that are not run keep
-their earlier results. Nothing else may run meanwhile (else give ``--busy``, which is noted).
+their earlier results. Nothing else may run meanwhile; where that cannot be, ``--busy`` counts the CPU's
+seconds on one thread instead, and the page says so.
 
     python benchmarks/growth.py --only parameters length --limit 120
 """
@@ -27,7 +28,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
-from checkpoints import files_of, forget, state_of, timed
+from checkpoints import files_of, forget, state_of
 from growth_page import draw, render
 from plan_memory import config_of, measure, planned
 from processes import describe_machine, wait_for_idle_cpu
@@ -63,14 +64,28 @@ Point = dict[str, Any]
 """``x``, ``y`` in seconds or bytes, ``work`` that it should cost in any unit, and ``name``."""
 
 
+def wall_clock() -> float:
+    """Returns seconds that have passed."""
+    return time.perf_counter()
+
+
+def cpu_clock() -> float:
+    """Returns seconds of the CPU that this process and those that it has waited for have had."""
+    return sum(os.times()[:4])
+
+
 class Deadline:
     """Shares the time among parts, and says which point is still to be afforded.
 
     Attributes:
+        busy: Whether others use the machine: then points are timed by the CPU's seconds, on one thread.
+        clock: By which points are timed.
         grows: Seconds of the last point that grow with its size; what it took, unless the part says less.
     """
 
-    def __init__(self, seconds: float, parts: int) -> None:
+    def __init__(self, seconds: float, parts: int, *, busy: bool) -> None:
+        self.busy = busy
+        self.clock = cpu_clock if busy else wall_clock
         self._end, self._parts = time.monotonic() + seconds, parts
         self._part_end = 0.0
         self.grows = 0.0
@@ -128,23 +143,32 @@ def stepper(settings: str) -> tuple[Callable[[], object], float]:
     return functools.partial(train_step, state, batch, config, precision, mesh), flops
 
 
-def seconds_of(work: Callable[[], object], *, least: int = 3, seconds: float = 4.0) -> float:
+def timed(work: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Returns the seconds that it takes."""
+    began = clock()
+    work()
+    return clock() - began
+
+
+def seconds_of(
+    work: Callable[[], object], clock: Callable[[], float], *, least: int = 3, seconds: float = 4.0
+) -> float:
     """Returns the median of at least three repetitions, after one that warms up."""
     work()
     found: list[float] = []
     while len(found) < least or (sum(found) < seconds and len(found) < 30):
-        found.append(timed(work))
+        found.append(timed(work, clock))
     return statistics.median(found)
 
 
 def of_parameters(deadline: Deadline) -> list[Point]:
     """The time of a step of 4 x 512 tokens against parameters."""
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1 if deadline.busy else os.cpu_count() or 1)
     points = []
     for name in deadline.points({name: layers * width**2 for name, (layers, width) in WIDTHS.items()}):
         settings = gpt(*WIDTHS[name], of_length(512, 4))
         step, flops = stepper(settings)
-        seconds, parameters = seconds_of(step), num_parameters(config_of(settings).model)
+        seconds, parameters = seconds_of(step, deadline.clock), num_parameters(config_of(settings).model)
         deadline.grows = 5 * seconds
         points.append({"name": name, "x": parameters, "y": seconds, "work": flops})
     return points
@@ -152,11 +176,11 @@ def of_parameters(deadline: Deadline) -> list[Point]:
 
 def of_lengths(deadline: Deadline) -> list[Point]:
     """The time of a step of one row against its length."""
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(1 if deadline.busy else os.cpu_count() or 1)
     points = []
     for length in deadline.points({length: length**1.5 for length in LENGTHS}):
         step, flops = stepper(gpt(6, 384, of_length(length, 1)))
-        seconds = seconds_of(step)
+        seconds = seconds_of(step, deadline.clock)
         deadline.grows = 5 * seconds
         points.append({"name": f"{length:,} tokens", "x": length, "y": seconds, "work": flops})
     return points
@@ -170,13 +194,20 @@ def of_ranks(deadline: Deadline) -> list[Point]:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 port = free.getsockname()[1]
-            torch.multiprocessing.spawn(_rank, (ranks, port, Path(folder)), nprocs=ranks)
+            torch.multiprocessing.spawn(_rank, (ranks, port, Path(folder), deadline.clock), nprocs=ranks)
             seconds = max(float((Path(folder) / f"{rank}.txt").read_text()) for rank in range(ranks))
-        points.append({"name": f"dp {ranks}", "x": ranks, "y": seconds, "work": max(1.0, ranks / cores)})
+        points.append(
+            {
+                "name": f"dp {ranks}",
+                "x": ranks,
+                "y": seconds,
+                "work": 1.0 if deadline.busy else max(1.0, ranks / cores),
+            }
+        )
     return points
 
 
-def _rank(rank: int, ranks: int, port: int, folder: Path) -> None:
+def _rank(rank: int, ranks: int, port: int, folder: Path, clock: Callable[[], float]) -> None:
     if ranks > 1:
         names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         os.environ.update({name: str(value) for name, value in names.items()})
@@ -186,7 +217,9 @@ def _rank(rank: int, ranks: int, port: int, folder: Path) -> None:
         "global_batch_size=4", f"global_batch_size={4 * ranks}"
     )
     step, _ = stepper(gpt(6, 384, size))
-    (folder / f"{rank}.txt").write_text(str(seconds_of(step, least=5, seconds=0)))  # alike on all ranks
+    (folder / f"{rank}.txt").write_text(
+        str(seconds_of(step, clock, least=5, seconds=0))
+    )  # alike on all ranks
     if ranks > 1:
         torch.distributed.destroy_process_group()
 
@@ -228,9 +261,9 @@ def _builds(
         with tempfile.TemporaryDirectory() as folder:
             source = Path(folder) / "text.jsonl"
             _write_documents(source, text, size * 1_000_000, length)
-            began = time.perf_counter()
+            began = deadline.clock()
             report = build_tokens([source], Path(folder) / "data", tokenizer)
-            seconds = time.perf_counter() - began
+            seconds = deadline.clock() - began
         documents = sum(counts.documents for counts in report.counts.values())
         point = {"name": name, "x": x_of(size, length), "y": seconds, "work": size, "documents": documents}
         points.append(point)
@@ -273,10 +306,10 @@ def of_checkpoints(deadline: Deadline) -> list[Point]:
             for number in range(ROUNDS + 1):
                 shutil.rmtree(path, ignore_errors=True)
                 os.sync()
-                saves.append(timed(lambda writer=writer, snapshot=snapshot: writer.save(0, snapshot)))
+                saves.append(timed(functools.partial(writer.save, 0, snapshot), deadline.clock))
                 for file in files_of(path):
                     forget(file)
-                loads.append(timed(functools.partial(_load, path, groups, model)))
+                loads.append(timed(functools.partial(_load, path, groups, model), deadline.clock))
                 if number == 0:  # warms up
                     saves, loads = [], []
         save, read = statistics.median(saves), statistics.median(loads)
@@ -309,12 +342,12 @@ def main() -> None:
     parser.add_argument(
         "--limit", type=float, default=480, help="seconds; points that would go beyond are left out"
     )
-    parser.add_argument("--busy", action="store_true", help="do not wait for an idle CPU; it is noted")
+    parser.add_argument("--busy", action="store_true", help="do not wait for an idle CPU, count its seconds")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
     path = arguments.results_dir / "growth.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    deadline = Deadline(arguments.limit, len(arguments.only))
+    deadline = Deadline(arguments.limit, len(arguments.only), busy=arguments.busy)
     for name in arguments.only:
         if not arguments.busy:
             wait_for_idle_cpu()

@@ -19,8 +19,8 @@ AXES = {
 }
 EXPLAINED = {
     "parameters": "Work is operations: small models spend their time in calls, so that it falls at first.",
-    "length": "Work is operations, of which attention's grow with the square.",
-    "ranks": "Work is the ranks that share a core; what is more is the all-reduce and what the threads wait.",
+    "length": "Work is operations; attention's grow with the square, and take longer each than a product's.",
+    "ranks": "Work is the ranks that share a core; what is more is the all-reduce and waiting.",
     "memory": "Work is the plan's estimate.",
     "build": "Work is bytes; the first sizes are mostly the start of the workers.",
     "documents": "Work is bytes, the same for all: what rises is the cost of a document.",
@@ -73,7 +73,7 @@ def render(found: dict[str, Any]) -> str:
             "",
             f"{part['what']} {EXPLAINED[name]}",
             f"{part['date']}, {machine['cpu']}, {machine['cores']} cores, torch {machine['torch']}"
-            + (", **while others used the machine: to be measured again**." if part["busy"] else "."),
+            + (", **CPU seconds on one thread, since others used the machine**." if part["busy"] else "."),
             "",
             f"| point | {x_name} | {y_name} | slope | unit |",
             "|---|---|---|---|---|",
@@ -110,7 +110,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
         first = points[0]["y"] / points[0]["work"]
         axes.loglog(x, [first * point["work"] for point in points], "--", color="grey")
         axes.loglog(x, [point["y"] for point in points], "o-")
-        axes.set_title(name + (" (busy machine)" if part["busy"] else ""), fontsize=9)
+        axes.set_title(name + (" (CPU seconds)" if part["busy"] else ""), fontsize=9)
         axes.set_xlabel(AXES[name][0], fontsize=8)
         axes.set_ylabel(AXES[name][1], fontsize=8)
         axes.tick_params(labelsize=7)

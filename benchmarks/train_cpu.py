@@ -5,7 +5,7 @@ machine's slow minutes fall on all of them; the result is the median over rounds
 tokens/s. Writes ``results/train_cpu.json`` and ``results/train_cpu.md``. Nothing else may run meanwhile:
 one busy neighbour can make a step several times slower, so a run waits until the CPU is idle.
 
-    python benchmarks/train_cpu.py --sizes 124m 10m --rounds 3
+    python benchmarks/train_cpu.py --sizes 124m 10m --rounds 5
 """
 
 import argparse
@@ -27,6 +27,8 @@ from processes import describe_machine, run_process, wait_for_idle_cpu
 BENCHMARKS_DIR = Path(__file__).parent
 RESULTS_DIR = BENCHMARKS_DIR / "results"
 WARMUP_STEPS = 3
+TRIAL_STEPS = 12
+"""Steps of ours in which numbers of threads may be tried, where a run has two to choose from."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,12 +99,13 @@ def run_groundup(size: str, options: tuple[str, ...], *, num_steps: int, data_pa
 
     The config (and nothing else) fixes the shape of ``SHAPES[size]``; all that concerns speed is groundup's
     default, apart from ``options``. Reads the "train" records of ``metrics.jsonl``, one a step, and leaves
-    out the warm-up. Validation and checkpoints do not matter: tokens_per_second excludes them.
+    out the warm-up and the steps in which threads are tried. Validation and checkpoints do not matter:
+    tokens_per_second excludes them.
 
     Args:
         size: Key of ``SHAPES``.
         options: Further overrides of the config.
-        num_steps: Steps in all, warm-up included.
+        num_steps: Steps in all, warm-up included and trials of threads not.
         data_path: Prefix of the dataset to train on; its tokenizer must have ``SHAPES[size].vocab_size`` ids.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -110,14 +113,14 @@ def run_groundup(size: str, options: tuple[str, ...], *, num_steps: int, data_pa
         overrides = (
             f"run_dir={run_dir}",
             f"data.path={data_path}",
-            f"num_steps={num_steps}",
+            f"num_steps={num_steps + TRIAL_STEPS}",
             "log.interval=1",
         )
         config_path = BENCHMARKS_DIR / "configs" / f"{size}.yaml"
         run_process([sys.executable, "-m", "groundup", "train", str(config_path), *overrides, *options])
         records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     rates = [record["tokens_per_second"] for record in records if record["kind"] == "train"]
-    return statistics.median(rates[WARMUP_STEPS:])
+    return statistics.median(rates[WARMUP_STEPS + TRIAL_STEPS :])
 
 
 def run_baseline(size: str, contender: Contender, *, num_steps: int) -> float:
@@ -194,17 +197,31 @@ def render(result: dict[str, Any], contenders: list[Contender]) -> str:
         shape = SHAPES[size]
         lines += ["", f"## {size}: {_describe(shape)}", ""]
         lines += [
-            "| | tokens/s | range | against the fastest baseline as shipped | share of the bf16 matmul rate |"
+            "| | tokens/s | range | against the fastest baseline as shipped"
+            " | and the fastest with our allocator, fused AdamW | share of the bf16 matmul rate |"
         ]
-        lines += ["|---|---|---|---|---|"]
-        medians = {name: statistics.median(found) for name, found in rates.items()}
-        shipped = [medians[one.name] for one in contenders if one.script and one.as_shipped]
-        for name, median in medians.items():
-            ratio = f"{median / max(shipped):.2f}x" if shipped else "-"
+        lines += ["|---|---|---|---|---|---|"]
+        baselines = [one for one in contenders if one.script]
+        shipped = [rates[one.name] for one in baselines if one.as_shipped]
+        lent = [rates[one.name] for one in baselines if not one.as_shipped]
+        for name, found in rates.items():
+            median = statistics.median(found)
             share = median * shape.flops_per_token / bf16_rate
-            low, high = min(rates[name]), max(rates[name])
-            lines.append(f"| {name} | {median:,.0f} | {low:,.0f}-{high:,.0f} | {ratio} | {share:.0%} |")
+            lines.append(
+                f"| {name} | {median:,.0f} | {min(found):,.0f}-{max(found):,.0f}"
+                f" | {_ratio(found, shipped)} | {_ratio(found, lent)} | {share:.0%} |"
+            )
     return "\n".join(lines) + "\n"
+
+
+def _ratio(found: list[float], others: list[list[float]]) -> str:
+    """The ratio of medians to the fastest of the others, and the range of the rounds' ratios to it."""
+    if not others:
+        return "-"
+    fastest = max(others, key=statistics.median)
+    of_rounds = [one / other for one, other in zip(found, fastest, strict=True)]
+    ratio = statistics.median(found) / statistics.median(fastest)
+    return f"{ratio:.2f}x ({min(of_rounds):.2f}-{max(of_rounds):.2f})"
 
 
 def _describe(shape: Shape) -> str:
@@ -220,7 +237,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help=f"of each run, {WARMUP_STEPS} of them warm-up")
     parser.add_argument("--only", default="", help="contenders whose name contains this")
     parser.add_argument(

@@ -79,7 +79,7 @@ def run(config: TrainConfig, **callbacks) -> list[dict]:
     """Trains, and returns the records of ``metrics.jsonl``."""
 
     own = {"evaluate": evaluate, "complete": complete, "score_tasks": task_scorer(config)}
-    train(config, **{**own, **callbacks})
+    train(config, **{**own, "learning": config.learning(), **callbacks})
     return records_of(config)
 
 

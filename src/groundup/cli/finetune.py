@@ -35,6 +35,9 @@ def finetune(
       template is the model's, or stage.template=plain|chatml|llama3|FILE, whose special tokens are added.
       num_steps follows from stage.epochs (3), the run folder is runs/DATA-sft; what is left out is counted
       with its file and line, and three examples are shown before the first step.
+    - dpo: preferences. Records have a `prompt`, a `chosen` and a `rejected` answer (texts, or lists of
+      messages with or without the prompt); stage.fields.prompt=question names others. stage.loss is sigmoid,
+      sigmoid_norm, ipo, hinge or simpo, stage.beta how far answers may go from the model at the start.
     - grpo: the model's own completions are rewarded (stage.reward=exact|number|regex|FILE.py:FUNCTION), and
       those that beat their group are made likelier. Records have a `prompt`, a text or messages, and what
       rewards need; num_steps follows from stage.epochs (1).
@@ -48,6 +51,8 @@ def finetune(
         groundup finetune runs/a --data chats.jsonl stage.template=chatml stage.epochs=2 optimizer.lr=1e-4
 
         groundup finetune smollm --data chats.jsonl layout.dp=2 micro_batch_size=4 run_dir=runs/b
+
+        groundup finetune runs/b --data pairs.jsonl stage.kind=dpo stage.beta=0.1 optimizer.lr=1e-6
 
         groundup finetune runs/b --data prompts.jsonl stage.kind=grpo stage.reward=rewards.py:brevity
 

@@ -123,6 +123,9 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
     if rank is not None and rank.rank > 0:
         return
     for name, evaluation in results.items():
+        if evaluation.figures:
+            print(f"{name}: {evaluation.describe()}")
+            continue
         print(
             f"{name}: loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.2f},"
             f" {evaluation.bits_per_byte:.4f} bits per byte"

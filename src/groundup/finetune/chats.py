@@ -152,7 +152,8 @@ def _turns(fields: Mapping[str, Any], names: RecordFields) -> Iterator[dict[str,
     question = next((key for key in ("prompt", "question") if key in fields), None)
     if answer is None or question is None:
         keys = ", ".join(list(fields)[:8]) or "none"
-        raise NoConversation("unknown form", f"the keys are: {keys}")
+        hint = "; stage.kind=dpo learns from pairs" if "rejected" in fields else ""
+        raise NoConversation("unknown form", f"the keys are: {keys}{hint}")
     for key, role in ((question, "user"), (answer, "assistant")):
         if isinstance(fields[key], list):
             yield from (turn_of(turn, names) for turn in fields[key])

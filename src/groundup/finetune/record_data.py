@@ -127,7 +127,7 @@ def record_data(
         raise DataError(
             f"data.split={data.split} leaves none of {source.num_documents} {how.noun} for training",
             where=source.name,
-            fix="Set data.split=1, and validation.interval=0.",
+            fix="Set data.split=1,0,0 and validation.interval=0.",
         )
     assert isinstance(train.samples, PackedDataset), "records are packed"
     return RunData(

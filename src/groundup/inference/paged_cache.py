@@ -20,11 +20,11 @@ from groundup.inference.decode_attention import BagAttention, GatheredAttention
 from groundup.inference.prompt_attention import PromptAttention, prompts_at_once
 from groundup.models.masks import CausalMask
 
-_KEYS_AT_ONCE = 1 << 22
+_KEYS_AT_ONCE = 1 << 20
 """Elements of keys that a group of decoding texts reads on a CPU, so that its indices stay in the caches."""
 
-_PADDING = 1.25
-"""A group holds texts of which the longest has at most so many times the blocks of the shortest."""
+_PADDING = 8
+"""Blocks that may fill up the shorter texts of a group: so many, or one for so many of the texts' own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,20 +148,19 @@ class PagedCache:
         self._places = tuple(torch.tensor([blocks, [at % size for at in places]], device=device))
         num_decodes = sum(span.num_tokens == 1 for span in spans)
         self._parts = [self._group(spans, rows) for rows in self._groups(spans[:num_decodes])]
-        row, chunks = num_decodes, list(spans[num_decodes:])
+        row, chunks, together = num_decodes, spans[num_decodes:], list[Span]()
         if device.type != "cpu":
-            first_chunks = [span.num_tokens for span in chunks if not span.start]
-            chunks = chunks[: len(chunks) - len(first_chunks)]
-            begin = row + sum(span.num_tokens for span in chunks)
-            for lengths in prompts_at_once(first_chunks):
-                rows = slice(begin, begin + sum(lengths))
-                self._parts.append(_Prompts(rows, PromptAttention(lengths, device)))
-                begin = rows.stop
+            num_first = sum(not span.start for span in chunks)
+            chunks, together = chunks[: len(chunks) - num_first], list(chunks[len(chunks) - num_first :])
         for span in chunks:
             assert span.num_tokens > 1, "spans of one token come first"
             table = torch.tensor(span.blocks, device=device) if span.start else None
             self._parts.append(_Prefill(slice(row, row + span.num_tokens), table, span.end))
             row += span.num_tokens
+        for lengths in prompts_at_once([span.num_tokens for span in together]):
+            rows = slice(row, row + sum(lengths))
+            self._parts.append(_Prompts(rows, PromptAttention(lengths, device)))
+            row = rows.stop
 
     def prepare_decodes(
         self, blocks_R: Tensor, places_R: Tensor, table_RC: Tensor, lengths_R1: Tensor
@@ -184,42 +183,43 @@ class PagedCache:
         """
         keys_CSKH, values_CSKH = self._layers[layer]
         num_tokens = len(self._places[0])  # what stands behind them is padding
-        keys_CSKH[self._places] = k_BKTH[0].transpose(0, 1)[:num_tokens]
-        values_CSKH[self._places] = v_BKTH[0].transpose(0, 1)[:num_tokens]
-        y_MNH = q_BNTH.new_empty(q_BNTH.shape[2], q_BNTH.shape[1], q_BNTH.shape[3])
-        y_MNH[num_tokens:] = 0
+        keys_CSKH.index_put_(self._places, k_BKTH[0].transpose(0, 1)[:num_tokens])
+        values_CSKH.index_put_(self._places, v_BKTH[0].transpose(0, 1)[:num_tokens])
+        found: list[Tensor] = []  # in the order of the tokens
         for part in self._parts:
             q_1NTH = q_BNTH[:, :, part.rows]
             if isinstance(part, _Decodes):
-                q_RNH = q_1NTH[0].transpose(0, 1)
-                y_MNH[part.rows] = part.attention.attend(q_RNH, keys_CSKH, values_CSKH)
+                found.append(part.attention.attend(q_1NTH[0].transpose(0, 1), keys_CSKH, values_CSKH))
                 continue
             k_1KSH, v_1KSH = k_BKTH[:, :, part.rows], v_BKTH[:, :, part.rows]
             if isinstance(part, _Prompts):
-                y_MNH[part.rows] = part.attention.attend(q_1NTH, k_1KSH, v_1KSH)
+                found.append(part.attention.attend(q_1NTH, k_1KSH, v_1KSH))
                 continue
             if part.table is not None:
                 k_1KSH, v_1KSH = (
                     pool_CSKH[part.table].flatten(0, 1)[: part.end].transpose(0, 1).unsqueeze(0)
                     for pool_CSKH in (keys_CSKH, values_CSKH)
                 )
-            y_MNH[part.rows] = CausalMask().attend(q_1NTH, k_1KSH, v_1KSH, dropout=0.0)[0].transpose(0, 1)
+            found.append(CausalMask().attend(q_1NTH, k_1KSH, v_1KSH, dropout=0.0)[0].transpose(0, 1))
+        if padding := q_BNTH.shape[2] - num_tokens:
+            found.append(q_BNTH.new_zeros(padding, *found[0].shape[1:]))
+        y_MNH = found[0] if len(found) == 1 else torch.cat(found)
         return y_MNH.transpose(0, 1).unsqueeze(0)
 
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
         """Cuts texts of falling lengths where padding or the gathered keys would be too much."""
         most_blocks = _KEYS_AT_ONCE // self._pool.shape[-1] if self._pool.device.type == "cpu" else 1 << 62
         groups: list[slice] = []
+        longest = own = 0
         for row, span in enumerate(spans):
             begin = groups[-1].start if groups else 0
-            longest = self._num_blocks(spans[begin])
-            full = (row + 1 - begin) * longest > most_blocks or longest > _PADDING * self._num_blocks(
-                span
-            ) + 1
-            if not groups or full:
-                groups.append(slice(row, row + 1))
-            else:
+            own += self._num_blocks(span)
+            filled = (row + 1 - begin) * longest
+            if groups and filled <= min(most_blocks, own + max(_PADDING, own // _PADDING)):
                 groups[-1] = slice(begin, row + 1)
+            else:
+                groups.append(slice(row, row + 1))
+                longest = own = self._num_blocks(span)
         return groups
 
     def _group(self, spans: Sequence[Span], rows: slice) -> _Decodes:

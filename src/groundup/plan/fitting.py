@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from groundup.core.progress import Progress
 from groundup.models.count import training_flops_per_token
 from groundup.parallel.activation_checkpointing import Recompute
 from groundup.parallel.layout import Layout
@@ -129,19 +130,22 @@ def search(
     flops = training_flops_per_token(config.model, config.data.sequence_length)
     found: list[Candidate] = []
     legal, least = 0, 0
-    for layout, rows in _layouts(config, ranks, machines.per_machine):
-        for mode in _MODES:
-            one = with_layout(step, layout, rows=rows, global_batch_size=config.global_batch_size)
-            one = dataclasses.replace(one, recompute=Recompute(mode=mode))  # type: ignore[arg-type]
-            total = highest(one).total
-            legal += 1
-            least = min(least or total, total)
-            if total > capacity:
-                continue
-            time = step_time(one, machines, flops)
-            found.append(Candidate(_settings(layout, rows, mode), time, total))
-            if mode == "none":
-                break  # recomputing what fits is slower
+    layouts = list(_layouts(config, ranks, machines.per_machine))
+    with Progress(f"search over {ranks:,} devices", len(layouts), "layouts") as progress:
+        for layout, rows in layouts:
+            progress.add(1)
+            for mode in _MODES:
+                one = with_layout(step, layout, rows=rows, global_batch_size=config.global_batch_size)
+                one = dataclasses.replace(one, recompute=Recompute(mode=mode))  # type: ignore[arg-type]
+                total = highest(one).total
+                legal += 1
+                least = min(least or total, total)
+                if total > capacity:
+                    continue
+                time = step_time(one, machines, flops)
+                found.append(Candidate(_settings(layout, rows, mode), time, total))
+                if mode == "none":
+                    break  # recomputing what fits is slower
     # Of times that are the same to three figures: the larger micro-batches, whose products are larger too.
     found.sort(key=lambda one: (float(f"{one.time.total:.3g}"), -one.settings["micro_batch_size"], one.total))
     return found, legal, least

@@ -11,8 +11,9 @@ from groundup.parallel.device import PrecisionName, choose_precision
 from groundup.parallel.layout import Layout, describe_layout, stages_per_rank
 from groundup.tokens.sampling.batch_ramp import BatchRamp
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
-from groundup.train.config import EvalConfig, StartConfig, TrainConfig, ValidationConfig
+from groundup.train.config import StartConfig, TrainConfig
 from groundup.train.log_config import LogConfig
+from groundup.train.measurements import EvalConfig, ValidationConfig
 from groundup.train.schedules.warmup import Steps
 from groundup.verify.parallel import SHRUNK_LENGTH, shrunk
 

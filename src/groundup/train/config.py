@@ -16,6 +16,7 @@ from groundup.tokens.sampling.data_config import DataConfig
 from groundup.train.adamw import AdamW
 from groundup.train.ema import EmaConfig
 from groundup.train.log_config import LogConfig
+from groundup.train.measurements import EvalConfig, SampleConfig, ValidationConfig
 from groundup.train.optim import Optimizer
 from groundup.train.schedules import LrSchedule
 from groundup.train.schedules.cosine import Cosine
@@ -46,58 +47,6 @@ class StartConfig:
         """Refuses a state without a checkpoint."""
         if self.state and self.path is None:
             raise ValueError("start.state goes with start.path, the checkpoint to go on from")
-
-
-@config
-class ValidationConfig:
-    """Loss on held-out text.
-
-    Attributes:
-        interval: Steps between validations; 0 for none. The run ends with one, of the test split too.
-        num_batches: Micro-batches of each validation; 0 for the whole split.
-    """
-
-    interval: NotNegative = 250
-    num_batches: NotNegative = 20
-
-
-@config
-class EvalConfig:
-    """Scores of evaluation tasks while training.
-
-    Attributes:
-        every: Steps between evaluations; 0 for none. The run ends with one.
-        tasks: Which, separated by commas, as ``groundup eval --tasks`` takes them: lambada,hellaswag.
-        data: A file, or a folder in which each task finds its own by name.
-        options: Of the tasks, as there, separated by blanks: "lambada.limit=500 hellaswag.prompt=plain".
-    """
-
-    every: NotNegative = 0
-    tasks: str = ""
-    data: Path | None = None
-    options: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuses half of what an evaluation needs."""
-        if self.every and not (self.tasks and self.data is not None):
-            raise ValueError("eval.every needs eval.tasks and eval.data")
-
-
-@config
-class SampleConfig:
-    """Completions of a prompt while training, to see the model learn.
-
-    Attributes:
-        interval: Steps between samples; 0 for none.
-        prompt: Text to complete.
-        max_new_tokens: Length of a completion.
-        temperature: 0 is greedy.
-    """
-
-    interval: NotNegative = 0
-    prompt: str = "\n"
-    max_new_tokens: Positive = 64
-    temperature: NotNegativeFloat = 0.8
 
 
 @config

@@ -14,6 +14,7 @@ from groundup.launch.heartbeat import HeartbeatWriter
 from groundup.tokens.sampling.collate import Evaluation
 from groundup.train.config import TrainConfig
 from groundup.train.cpu import Threads, counts_to_try
+from groundup.train.early_stopping import stops_early
 from groundup.train.learning import PRETRAINING, Learning
 from groundup.train.metrics import Metrics
 from groundup.train.reporting import Report
@@ -77,13 +78,14 @@ def _train(
     complete: Complete,
     score_tasks: ScoreTasks,
 ) -> dict[str, Evaluation]:
-    config, state, mesh = run.config, run.state, run.mesh
+    config, state, mesh, objective = run.config, run.state, run.mesh, run.learning.objective
     batches = run.prefetch(run.shares())
     threads = Threads(counts_to_try(config, mesh, present=torch.get_num_threads()))
     with StopSignals(config.run_dir) as interruption, batches, run.writer, threads:
         if isinstance(config.spike_guard, RollbackGuard) and state.step == 0:
             run.save(wait=True, replaces=True)  # the first checkpoint to roll back to
-        while state.step < config.num_steps:
+        last = state.step >= config.num_steps or stops_early(run)
+        while not last:
             run.heartbeat.record(state.step + 1, "reading data")
             with state.phases.phase("batch generator"):
                 batch = batches.next_batch()
@@ -92,9 +94,7 @@ def _train(
             random = RngStates.now()
             try:
                 with threads.step(batch.num_samples):
-                    result = train_step(
-                        state, batch, config, run.precision, mesh, objective=run.learning.objective
-                    )
+                    result = train_step(state, batch, config, run.precision, mesh, objective=objective)
             except NotFinite as error:
                 raise explained(run, batch, error, random) from error
             except torch.OutOfMemoryError as error:
@@ -114,6 +114,7 @@ def _train(
                     validate(run, metrics, evaluate, "validation")
                 if _due(state.step, config.eval.every) and not last:
                     score(run, metrics, score_tasks)
+                last = last or stops_early(run)
                 if _due(state.step, config.sample.interval):
                     log_sample(run, metrics, complete)
                 stopping = mesh.any(interruption.requested or run.writer.has_failed)
@@ -123,6 +124,7 @@ def _train(
             if stopping and not last:
                 raise Interrupted(state.step, interruption.number)
 
+    report.flush()  # of a run that stopped early
     with threads:
         if config.eval.every:
             score(run, metrics, score_tasks)

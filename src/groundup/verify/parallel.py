@@ -14,13 +14,11 @@ from groundup.parallel.layout import Layout, PipelineConfig, stages_per_rank
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
-    EvalConfig,
-    SampleConfig,
     StartConfig,
     TrainConfig,
-    ValidationConfig,
 )
 from groundup.train.log_config import LogConfig
+from groundup.train.measurements import EvalConfig, SampleConfig, ValidationConfig
 from groundup.train.optim import Sgd
 from groundup.train.schedules.constant import Constant
 from groundup.train.schedules.warmup import Steps

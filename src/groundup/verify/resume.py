@@ -16,12 +16,10 @@ from groundup.core.errors import TrainingError
 from groundup.tokens.sampling.splits import tokenizer_of_data
 from groundup.train.config import (
     CheckpointConfig,
-    EvalConfig,
-    SampleConfig,
     TrainConfig,
-    ValidationConfig,
 )
 from groundup.train.log_config import LogConfig
+from groundup.train.measurements import EvalConfig, SampleConfig, ValidationConfig
 from groundup.train.setup import checkpoints_of, require_vocabulary
 from groundup.verify.parallel import Launch, read_curve, shrunk, trains
 

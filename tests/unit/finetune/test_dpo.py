@@ -53,6 +53,7 @@ def curve(records):
 @pytest.mark.parametrize(("keeps_reference", "more"), [(True, ()), (False, ()), (False, ("lora.rank=2",))])
 def test_a_killed_run_goes_on_to_the_same_bits(folder, tmp_path, keeps_reference, more):
     whole = curve(train(config(folder, tmp_path / "whole", *more)))
+    assert whole[1][0] == pytest.approx(np.log(2), rel=1e-5)  # the reference is the model without adapters
 
     def kill(run):
         raise KeyboardInterrupt

@@ -33,8 +33,9 @@ from groundup.checkpoint.safe_pickle.unpickle import load_pickled
 from groundup.core.config import from_dict, to_dict
 from groundup.tokens.sampling.data_config import DataConfig, SourceConfig
 from groundup.train.adamw import AdamW
-from groundup.train.config import StartConfig, TrainConfig, ValidationConfig
+from groundup.train.config import StartConfig, TrainConfig
 from groundup.train.log_config import LogConfig
+from groundup.train.measurements import ValidationConfig
 from groundup.train.schedules import lr_ratio
 from groundup.train.schedules.cosine import Cosine
 from groundup.train.schedules.warmup import Steps

@@ -12,8 +12,8 @@ from groundup.__main__ import main
 from groundup.cli.train import evaluate
 from groundup.core.config import to_yaml
 from groundup.core.log import set_up
-from groundup.train.config import ValidationConfig
 from groundup.train.loop import _due
+from groundup.train.measurements import ValidationConfig
 from groundup.train.signals import Interrupted
 from tests.runs import losses, make_config, make_data, run
 from tests.terminal import Terminal
