@@ -13,6 +13,7 @@ from groundup.inference.sampler import Sampling
 from groundup.models import evaluating, lm_head
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import tiny_model
+from tests.unit.finetune import preferences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no usable GPU")
 
@@ -105,3 +106,24 @@ def test_half_precision_generates_on_a_gpu():
             [[1, 2, 3]] * 5, sampling=Sampling(temperature=0), max_new_tokens=8
         )
         assert len({tuple(one.ids) for one in found}) == 1 and len(found[0].ids) == 8
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_preferences_are_learned_as_on_a_cpu(tmp_path, precision, tolerance):
+    preferences.write_base_and_pairs(tmp_path)
+    settings = ("num_steps=4", "validation.interval=4")
+    on_cpu = preferences.train(preferences.config(tmp_path, tmp_path / "cpu", *settings))
+    on_gpu = preferences.train(
+        preferences.config(
+            tmp_path,
+            tmp_path / "gpu",
+            *settings,
+            "device=cuda",
+            "deterministic=false",
+            f"precision={precision}",
+        )
+    )
+    assert [record["kind"] for record in on_gpu] == [record["kind"] for record in on_cpu]
+    for expected, found in zip(on_cpu, on_gpu, strict=True):
+        for name in ("loss", "log_prob_chosen", "log_prob_rejected"):
+            assert found[name] == pytest.approx(expected[name], rel=tolerance), (found["step"], name)

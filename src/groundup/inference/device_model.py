@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
 from groundup.inference.decode_graphs import DecodeGraphs
-from groundup.inference.fused_block import fuse_layers
+from groundup.inference.fused_block import DecodingLinear, fuse_layers
 from groundup.inference.int8_linear import Int8Linear, require_int8
 from groundup.inference.packed_linear import PackedLinear, can_pack, sharing_weights
 from groundup.inference.paged_cache import PagedCache
+from groundup.inference.plain_linear import PlainLinear
 from groundup.inference.runner import StepPlan
 from groundup.models import ModelConfig, evaluating, lm_head
 
@@ -45,7 +46,8 @@ class DeviceModel:
         owns_model: bool = False,
     ) -> None:
         weight = next(model.parameters())
-        linear: type[Int8Linear | PackedLinear] = PackedLinear
+        on_gpu = weight.device.type == "cuda"
+        linear: DecodingLinear = PlainLinear if on_gpu else PackedLinear
         if dtype == torch.int8:
             require_int8(weight.device, 1)
             dtype, linear = torch.bfloat16, Int8Linear
@@ -53,7 +55,7 @@ class DeviceModel:
         if weight.dtype != dtype:
             whole = (model if owns_model else copy.deepcopy(model)).to(dtype)
         self._head: Callable[[Tensor], Tensor] = functools.partial(lm_head, whole, vocab_size=vocab_size)
-        if linear is Int8Linear or (can_pack(weight.device, dtype) and not model.training):
+        if linear is Int8Linear or ((on_gpu or can_pack(weight.device, dtype)) and not model.training):
             if not owns_model:
                 whole = sharing_weights(whole)
             self._head = linear(whole.head.weight[:vocab_size], None)

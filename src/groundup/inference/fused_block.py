@@ -1,4 +1,4 @@
-"""A model's layers with fewer operators, for decoding on a CPU, where each costs as much as a small matrix.
+"""A model's layers with fewer operators, for decoding, where each costs as much as a small matrix.
 
 Queries, keys and values come from one matrix; activations and sums with the residual are done by the products
 before them, where their kernels can (docs/LOG.md has measurements).
@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from groundup.inference.int8_linear import Int8Linear
 from groundup.inference.packed_linear import Activation, PackedLinear
+from groundup.inference.plain_linear import PlainLinear
 from groundup.models import Model
 from groundup.models.gelu import gelu_tanh
 from groundup.models.kv_cache import KeyValueCache
 from groundup.models.rope import rotate
+
+DecodingLinear = type[PackedLinear | Int8Linear | PlainLinear]
 
 
 class FusedBlock(nn.Module):
@@ -27,7 +30,7 @@ class FusedBlock(nn.Module):
         linear: What its linear layers become.
     """
 
-    def __init__(self, block: Any, linear: type[PackedLinear | Int8Linear]) -> None:
+    def __init__(self, block: Any, linear: DecodingLinear) -> None:
         super().__init__()
         attention, mlp = block.attention, block.mlp
         self.head_dim = attention.head_dim
@@ -70,7 +73,7 @@ class FusedBlock(nn.Module):
         return self.w2(hidden_BTF, plus=x_BTD)  # type: ignore[no-any-return]
 
 
-def fuse_layers(model: nn.Module, linear: type[PackedLinear | Int8Linear]) -> None:
+def fuse_layers(model: nn.Module, linear: DecodingLinear) -> None:
     """Replaces a model's layers, one after the other; of one with adapters, its plain linear parts only."""
     if not isinstance(model, Model):
         return

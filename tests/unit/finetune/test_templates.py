@@ -98,7 +98,7 @@ def test_a_template_that_cannot_be(tmp_path):
     with pytest.raises(ConfigError, match="the model has no chat template"):
         with_template(base, "own")
     with pytest.raises(
-        ConfigError, match="is no chat template: neither own, plain, chatml, llama3 nor a file"
+        ConfigError, match="is no chat template: neither own, plain, text, chatml, llama3 nor a file"
     ):
         with_template(base, "chatlm")
     with pytest.raises(ConfigError, match=r"no tokenizer.json to add <|system|>"):
