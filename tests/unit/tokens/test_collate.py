@@ -30,11 +30,6 @@ def test_documents_apart_begin_at_position_0_and_predict_no_others_token():
     assert apart.documents_BT.dtype == np.int32
 
 
-def test_padding_stays_at_position_0_however_much_there_is():
-    apart = predictions(np.array([[1, 2, P, P, P, P]]), np.array([[1, 0, 0, 0, 0, 0]], dtype=np.bool_))
-    assert apart.positions_BT.tolist() == [[0, 1, 0, 0, 0]]
-
-
 def test_the_last_token_of_a_window_may_be_padding_or_begin_a_document():
     windows = np.array([[1, 2, P], [1, 2, 3], [4, P, P]])
     starts = np.array([[1, 0, 0], [1, 0, 1], [1, 0, 0]], dtype=np.bool_)

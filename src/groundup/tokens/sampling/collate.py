@@ -126,8 +126,7 @@ def predictions(windows: npt.NDArray[np.int64], starts: npt.NDArray[np.bool_] | 
     return Predictions(
         tokens_BT=tokens_BT,
         targets_BT=np.where(starts[:, 1:], PADDING, targets_BT),
-        # A row may be longer than the model's context, which padding must not exceed.
-        positions_BT=np.where(is_padding[:, :-1], 0, index_T - first_BT),
+        positions_BT=index_T - first_BT,
         documents_BT=begins_BT.cumsum(axis=1, dtype=np.int32),
     )
 
