@@ -37,6 +37,10 @@ from groundup.eval.tasks import (
     WikiText,
     WinoGrande,
 )
+from groundup.finetune.dpo import Dpo
+from groundup.finetune.grpo import Grpo
+from groundup.finetune.pretrain import Pretrain
+from groundup.finetune.sft import Sft
 from groundup.models import ModelConfig
 from groundup.models.gpt2 import GPT2Config
 from groundup.models.llama import LlamaConfig
@@ -98,6 +102,8 @@ _OTHERS = [
     *(Import(python_library=True), Clean(filters=tuple(FILTERS)), ExactDedup(), Shuffle(seed=3)),
     *(NearDedup(keep="longest"), Decontaminate(against=("items.jsonl",), report_only=True)),
     *(WikiText(), WikiText(stride=0, max_tokens=9), HellaSwag(), HellaSwag(prompt="plain", batch_size=2)),
+    *(Pretrain(), Sft(), Sft(template="chatml", answers="last"), Dpo(), Dpo(loss="ipo", beta=0.5)),
+    *(Grpo(reward="exact"), Grpo(reward=("exact", "number"), reward_weights=(1.0, 0.5), group_size=4)),
     *(StoryCloze(), Piqa(), ArcEasy(), ArcChallenge(), OpenBookQa(), BoolQ(), SciQ(), WinoGrande(), Mmlu()),
 ]
 

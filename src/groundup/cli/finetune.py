@@ -1,5 +1,6 @@
 """``groundup finetune``."""
 
+import glob
 import json
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import file_and_overrides, run_config
 from groundup.cli.train import MaxRestarts, PrintConfig, train_resolved
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, DataError
 
 _ADAPTER = "adapter"
 
@@ -63,6 +64,8 @@ def finetune(
     Args:
         model: A run folder or one of its checkpoints, a Hugging Face folder, or nanoGPT's ckpt.pt.
     """
+    if data and not any(data.parent.glob(glob.escape(data.name) + "*")):
+        raise DataError("no such file, nor token files that begin so", where=data, fix="Check the path.")
     file, words = file_and_overrides(config, overrides)
     words = [f"start.path={json.dumps(str(model))}", *words]
     words += [f"data.path={json.dumps(str(data))}"] if data else []

@@ -2,7 +2,6 @@
 
 import functools
 import shutil
-from typing import Literal
 
 import torch
 
@@ -11,9 +10,9 @@ from groundup.models import Model
 from groundup.parallel.layout import Layout
 
 
-def is_compiled(setting: bool | Literal["auto"], layout: Layout, device: torch.device) -> bool:
-    """Whether a run compiles its layers; ``auto``: on a GPU, where ranks do not share layers."""
-    if setting != "auto":
+def is_compiled(setting: bool | None, layout: Layout, device: torch.device) -> bool:
+    """Whether a run compiles its layers; None: on a GPU, where ranks do not share layers."""
+    if setting is not None:
         return setting
     return device.type == "cuda" and layout.tp == layout.pp == layout.cp == 1
 

@@ -105,7 +105,7 @@ def differences(config: TrainConfig, small: TrainConfig) -> list[str]:
     if small.precision != config.precision:
         found.append(f"precision {small.precision}: this CPU has no {config.precision}")
     found += ["random weights, not those of start.path"] * (config.start.path is not None)
-    found += ["without torch.compile"] * (config.compile is True)
+    found += ["without torch.compile"] * bool(config.compile)
     found += ["a global batch that does not grow"] * bool(config.batch_ramp.start)
     return found + ["without the tasks of eval.every"] * bool(config.eval.every)
 

@@ -96,8 +96,8 @@ class TrainConfig:
         threads: CPU threads of a step; 0 finds a number while training, but keeps PyTorch's own where
             OMP_NUM_THREADS is set, with several ranks, and in deterministic runs.
         recompute: Activation checkpointing.
-        compile: Compile each layer with torch.compile; falls back to eager with a warning. ``auto``: on a
-            GPU, where no layer is shared among ranks.
+        compile: Compile each layer with torch.compile; falls back to eager with a warning. None: on a GPU,
+            where no layer is shared among ranks.
         deterministic: Use only kernels whose result is the same in every run.
         seed: Of initial weights, sample order and dropout.
         start: Weights to begin with.
@@ -131,7 +131,7 @@ class TrainConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: NotNegative = 0
     recompute: Recompute = Recompute()
-    compile: bool | Literal["auto"] = "auto"
+    compile: bool | None = None
     deterministic: bool = False
     seed: NotNegative = 1234
     start: StartConfig = StartConfig()

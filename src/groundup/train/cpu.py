@@ -52,7 +52,7 @@ def counts_to_try(
     """
     names = {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}
     given = config.threads > 0 or not environment.keys().isdisjoint(names)
-    if given or config.deterministic or config.compile is True or mesh.size > 1 or mesh.device.type != "cpu":
+    if given or config.deterministic or config.compile or mesh.size > 1 or mesh.device.type != "cpu":
         return (present,)
     return tuple(present >> halvings for halvings in range(present.bit_length()))
 
