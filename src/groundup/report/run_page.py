@@ -96,8 +96,10 @@ def run_page(runs: Sequence[RunRecords], *, reads_checkpoints: bool = False) -> 
         figures=orjson.dumps(plot_data([*learning, *scores], runs, events)).decode(),
     )
     title = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    opening = _figures(runs[0], events) if len(runs) == 1 else _side_by_side(runs, events)
-    return page(title, "run report", opening, sections, drawing)
+    if len(runs) > 1:
+        sections.insert(0, Section("Runs", _side_by_side(runs, events)))
+        return page(title, "run report", "", sections, drawing)
+    return page(title, "run report", _figures(runs[0], events), sections, drawing)
 
 
 def _curves(plots: Sequence[Plot], first: int, runs: Sequence[RunRecords]) -> str:
@@ -189,7 +191,7 @@ def _side_by_side(runs: Sequence[RunRecords], events: Sequence[Event]) -> str:
         cells = [*(text(value) for _, value, _ in facts), f"{bits:.4f}" if bits else "", text(_state(run))]
         rows.append([text(run.name), *cells])
     head = ("run", *(name for name, _, _ in facts), "bits per byte", "state")
-    return f"<section>{table('The runs side by side', head, rows)}</section>"
+    return table("The runs side by side", head, rows)
 
 
 def _data(runs: Sequence[RunRecords]) -> str:

@@ -30,7 +30,7 @@ SENTENCES = [
     "They built the bridge twice, because the first one was washed away in spring. ",
 ]
 GERMAN = "Der Hafen war still an diesem Morgen, und niemand am Kai sprach von dem Schiff. "
-_VOID = {"meta", "link", "br", "img"}
+_VOID = {"meta", "link", "br", "img", "input"}
 
 
 class Page(html.parser.HTMLParser):
