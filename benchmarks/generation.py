@@ -112,12 +112,20 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - begin
 
 
-def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All cases."""
+def measure(arguments: argparse.Namespace) -> None:
+    """Measures all cases, and writes the results after each."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    cases, versions = [], {}
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "machine": describe_machine("torch", "transformers"),
+        "device": arguments.device if arguments.device == "cpu" else torch.cuda.get_device_name(),
+        "threads": torch.get_num_threads(),
+        "busy": arguments.busy,
+        "rounds": arguments.rounds,
+        "cases": [],
+    }
     for model_name in arguments.models:
         loaded = random_model(model_name)
         loaded.model.to(arguments.device)
@@ -130,7 +138,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 other = other.eval().to(arguments.device)
                 with peers(arguments, folder, name) as started:
                     for peer in started.values():
-                        versions |= peer.versions
+                        found["machine"] |= peer.versions
                     for count in (1, 8, 32):
                         contenders: dict[str, Callable[[list[Request]], float]] = {
                             "groundup": functools.partial(ours, engine)
@@ -140,20 +148,15 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                         if count > 1:
                             contenders["transformers batch"] = functools.partial(theirs, other, batch=True)
                         contenders |= {key: peer.complete for key, peer in started.items()}
-                        found = race(arguments, loaded, contenders, count, dtype)
-                        cases.append({"model": model_name, "dtype": name, "requests": count, **found})
-                        print(cases[-1], flush=True)
-    return {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": {**describe_machine("torch", "transformers"), **versions},
-        "device": arguments.device if arguments.device == "cpu" else torch.cuda.get_device_name(),
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[1],
-        "busy": arguments.busy,
-        "rounds": arguments.rounds,
-        "read_bandwidth_GB_s": read_bandwidth(arguments.device) / 1e9,
-        "cases": cases,
-    }
+                        figures = race(arguments, loaded, contenders, count, dtype)
+                        about = {"model": model_name, "dtype": name, "requests": count}
+                        found["cases"].append({**about, **figures})
+                        found["load_average"] = os.getloadavg()[1]
+                        found["read_bandwidth_GB_s"] = read_bandwidth(arguments.device) / 1e9
+                        print(found["cases"][-1], flush=True)
+                        text = json.dumps(found, indent=1) + "\n"
+                        RESULTS_DIR.joinpath(f"{arguments.name}.json").write_text(text)
+                        RESULTS_DIR.joinpath(f"{arguments.name}.md").write_text(as_markdown(found))
 
 
 def race(
@@ -237,9 +240,7 @@ def main() -> None:
     parser.add_argument("--busy", action="store_true", help="do not wait for an idle machine, and say so")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    found = measure(arguments)
-    RESULTS_DIR.joinpath(f"{arguments.name}.json").write_text(json.dumps(found, indent=1) + "\n")
-    RESULTS_DIR.joinpath(f"{arguments.name}.md").write_text(as_markdown(found))
+    measure(arguments)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ ranks; measured memory against the plan's; a token build against its bytes and i
 loading a checkpoint against its bytes. Beside each point stands the work that it should cost (operations,
 bytes), and the cost of a unit of that work over the first point's: a line that bends upwards has rising ones.
 Writes ``results/growth.json``, ``results/growth.md`` and ``results/growth.svg``; parts that are not run keep
-their earlier results. Nothing else may run meanwhile; where that cannot be, ``--busy`` counts the CPU's
-seconds on one thread instead, and the page says so.
+their earlier results (``--only`` without a part draws them anew). Nothing else may run meanwhile; where that
+cannot be, ``--busy`` counts the CPU's seconds on one thread instead, and the page says so.
 
     python benchmarks/growth.py --only parameters length --limit 120
 """
@@ -71,7 +71,8 @@ def wall_clock() -> float:
 
 def cpu_clock() -> float:
     """Returns seconds of the CPU that this process and those that it has waited for have had."""
-    return sum(os.times()[:4])
+    children = os.times()
+    return time.process_time() + children.children_user + children.children_system
 
 
 class Deadline:
@@ -324,12 +325,12 @@ def _load(path: Path, groups: dict[str, Any], model: Any) -> None:
 
 PARTS: dict[str, Callable[[Deadline], list[Point]]] = {
     "parameters": of_parameters,
-    "length": of_lengths,
     "ranks": of_ranks,
-    "memory": of_memory,
-    "build": of_builds,
-    "documents": of_documents,
     "checkpoint": of_checkpoints,
+    "documents": of_documents,
+    "memory": of_memory,
+    "length": of_lengths,
+    "build": of_builds,
 }
 
 
@@ -362,11 +363,17 @@ def main() -> None:
             "machine": describe_machine("torch"),
             "points": points,
         }
-        arguments.results_dir.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({part: found[part] for part in PARTS if part in found}, indent=1) + "\n")
+        _write(found, arguments.results_dir)
+    _write(found, arguments.results_dir)
+
+
+def _write(found: dict[str, Any], folder: Path) -> None:
+    """Writes the results after each part: a run that is stopped loses one."""
     found = {part: found[part] for part in PARTS if part in found}
-    (arguments.results_dir / "growth.md").write_text(render(found))
-    draw(found, arguments.results_dir / "growth.svg")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "growth.json").write_text(json.dumps(found, indent=1) + "\n")
+    (folder / "growth.md").write_text(render(found))
+    draw(found, folder / "growth.svg")
 
 
 if __name__ == "__main__":

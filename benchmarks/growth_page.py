@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from groundup.core.progress import human_count
+
 BEND = 1.25
 """Cost of a unit of work, over the cheapest smaller point's, from which a line is said to bend upwards."""
 
@@ -84,7 +86,12 @@ def render(found: dict[str, Any]) -> str:
             for point, slope, cost in zip(points, slopes, unit_costs(points), strict=True)
         ]
         bent = bends(points)
-        lines += ["", f"Bends upwards at {', '.join(bent)}." if bent else "It does not bend upwards.", ""]
+        straight = (
+            "It does not bend upwards."
+            if len(points) > 2
+            else "No line yet: too few points in the time given."
+        )
+        lines += ["", f"Bends upwards at {', '.join(bent)}." if bent else straight, ""]
     return "\n".join(lines)
 
 
@@ -96,6 +103,7 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.rcParams["svg.fonttype"] = "none"
     matplotlib.rcParams["svg.hashsalt"] = "growth"
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter, NullLocator
 
     columns = 4
     rows = -(-len(found) // columns)
@@ -113,6 +121,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
         axes.set_title(name + (" (CPU seconds)" if part["busy"] else ""), fontsize=9)
         axes.set_xlabel(AXES[name][0], fontsize=8)
         axes.set_ylabel(AXES[name][1], fontsize=8)
+        axes.set_xticks(x, [human_count(value) for value in x])
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})

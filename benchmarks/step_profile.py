@@ -4,8 +4,8 @@ For each size, a process under each ceiling of instruction sets trains on random
 whose operators' own times are added up by kind. Each call of an operator counts with its lowest time of
 several steps, so that other programs disturb little; steps without the profiler are timed too, since it makes
 small operators look dearer. Below AVX512_CORE_BF16 our code is told that the processor lacks bf16, so that it
-does what it would on such a machine.
-Writes ``results/step_profile.json`` and ``results/step_profile.md``.
+does what it would on such a machine. Writes ``results/step_profile.json`` and ``results/step_profile.md``, in
+which a case that is measured again replaces its old figures.
 
     python benchmarks/step_profile.py --sizes tiny 10m 124m --ceilings native AVX512_CORE AVX2
 """
@@ -53,17 +53,23 @@ CEILINGS = {
 }
 """By the most that oneDNN may use: what else holds PyTorch to it."""
 HAS_BF16 = ("native", "AVX512_CORE_BF16")
-WARMUP_STEPS, FEWEST_STEPS = 2, 4
+WARMUP_STEPS, FEWEST_STEPS = 2, 2
 
 REST = "Python and other"
 PHASES = {"forward": "", "backward": "", "optimizer": "optimizer"}
 """Phases of a step: the kind of all that runs in them, where that is one."""
-REGIONS = {"BlockedAttention": "attention", "scaled_dot_product": "attention", "LinearCrossEntropy": "loss"}
-"""Kinds of what runs within a function whose name contains the key; its products are told apart."""
+ACTIVATIONS = "norms and activations"
+REGIONS = {
+    "BlockedAttention": "attention",
+    "scaled_dot_product": "attention",
+    "LinearCrossEntropy": "loss",
+    "GeluTanh": ACTIVATIONS,
+}
+"""Kinds of what runs within a function whose name contains the key; products are told apart."""
 KINDS = {
     r"mm|bmm|addmm|baddbmm|linear|mkldnn_\w+|matmul": "products",
     r"copy_|_to_copy|to|contiguous|clone|cat|stack|reshape|_reshape_alias": "casts and copies",
-    r"\w*layer_norm\w*|\w*rms_norm\w*|rsqrt|gelu\w*|silu\w*": "norms and activations",
+    r"\w*layer_norm\w*|\w*rms_norm\w*|rsqrt|gelu\w*|silu\w*": ACTIVATIONS,
     r"add|add_|mul|mul_|sum|zero_|fill_|zeros|\w*embedding\w*|index\w*": "sums, residuals, embedding",
 }
 """Kinds of operators elsewhere: regular expressions of their names."""
@@ -86,6 +92,8 @@ def kind_of(event: FunctionEvent) -> str:
         region = next((kind for key, kind in REGIONS.items() if key in parent.name), "")
         if region and not event.name.startswith("aten::"):
             return REST
+        if region == ACTIVATIONS:
+            return region
         if region:
             return f"{region}: products" if of_operator == "products" else f"{region}: the rest"
         phase = parent.name if parent.name in PHASES else phase
@@ -137,6 +145,9 @@ def measure(size: str, *, seconds: float) -> dict[str, Any]:
     return {
         "size": size,
         "precision": precision.name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
         "steps": len(plain),
         "step_ms": 1e3 * min(plain),
         "profiled_ms": taken,
@@ -158,9 +169,9 @@ def render(result: dict[str, Any]) -> str:
     lines = [
         "# Where the time of a training step on a CPU goes",
         "",
-        f"{result['date']}; each call's lowest of the steps of {result['seconds']:g} s under torch.profiler,"
-        f" {result['threads']} thread(s), load average {result['load_average']:.1f}: milliseconds, and shares"
-        " of the profiled step. Made by `benchmarks/step_profile.py`.",
+        "Milliseconds, and shares of the profiled step: each call's lowest of several steps under"
+        " torch.profiler. Columns are the most that oneDNN, MKL and PyTorch may use. In fp32 attention is one"
+        " operator of PyTorch's, whose products are in its rest. Made by `benchmarks/step_profile.py`.",
         "",
         *(f"- {name}: {value}" for name, value in result["machine"].items()),
     ]
@@ -169,6 +180,10 @@ def render(result: dict[str, Any]) -> str:
         lines += ["", f"## {size}", ""]
         lines += ["| | " + " | ".join(f"{case['ceiling']} ({case['precision']})" for case in cases) + " |"]
         lines += ["|---|" + "---|" * len(cases)]
+        for name in ("date", "threads", "load_average"):
+            lines.append(
+                f"| {name.replace('_', ' ')} | " + " | ".join(str(case[name]) for case in cases) + " |"
+            )
         for kind in cases[0]["kinds"]:
             shares = (
                 f"{ms:,.1f} ({ms / case['profiled_ms']:.0%})"
@@ -201,28 +216,30 @@ def main() -> None:
         result = measure(arguments.of_one_size, seconds=arguments.seconds)
         print(json.dumps(result))
         return
-    cases = []
     for size in arguments.sizes:
         for ceiling in arguments.ceilings:
-            cases.append(measure_under(size, ceiling, arguments.seconds))
-            print({key: cases[-1][key] for key in ("size", "ceiling", "step_ms", "kinds")}, flush=True)
+            case = measure_under(size, ceiling, arguments.seconds)
+            print({key: case[key] for key in ("size", "ceiling", "step_ms", "kinds")}, flush=True)
+            write(case, arguments.results_dir)
+
+
+def write(case: dict[str, Any], results_dir: Path) -> None:
+    """Adds a case to the results, in place of an older one."""
+    results_dir.mkdir(parents=True, exist_ok=True)
+    path = results_dir / "step_profile.json"
+    cases = json.loads(path.read_text())["cases"] if path.exists() else []
+    found = {(one["size"], one["ceiling"]): one for one in (*cases, case)}
+    order = [(size, ceiling) for size in SIZES for ceiling in CEILINGS]
+    has = torch.cpu.get_capabilities().items()
     result = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "machine": {
             **describe_machine("torch"),
-            "instruction sets": ", ".join(
-                name for name, has in torch.cpu.get_capabilities().items() if has is True
-            ),
+            "instruction sets": ", ".join(name for name, is_there in has if is_there is True),
         },
-        "seconds": arguments.seconds,
-        "threads": torch.get_num_threads(),
-        "load_average": os.getloadavg()[0],
-        "cases": cases,
+        "cases": [found[key] for key in order if key in found],
     }
-    arguments.results_dir.mkdir(parents=True, exist_ok=True)
-    (arguments.results_dir / "step_profile.json").write_text(json.dumps(result, indent=2) + "\n")
-    (arguments.results_dir / "step_profile.md").write_text(render(result))
-    print(render(result))
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    path.with_suffix(".md").write_text(render(result))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ BUDGETS = {
     "finetune": 3500,
     "megatron": 2530,
     "models": 1530,
-    "parallel": 1950,
+    "parallel": 1970,
     "plan": 3850,
     "rehearsal": 570,
     "serve": 2200,

@@ -125,3 +125,12 @@ def test_fineweb_124m(tmp_path, shared_data):
     )
     assert "loss at initialisation 10.8" in said and "hellaswag" in said and "GPT-3 Small" in said
     assert "step 40: Hello, I'm a language model," in said
+
+
+def test_the_whole_flow(tmp_path):
+    said = run("whole-flow/run.sh", "out", folder=tmp_path, PORT=free_port())
+    samples = [json.loads(line) for line in (tmp_path / "out/grpo/samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 32
+    assert "of 10 held-out sums are right" in said
+    for stage in ("sft", "dpo", "grpo"):
+        assert list((tmp_path / "out" / stage / "checkpoints").glob("step_*"))

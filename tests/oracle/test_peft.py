@@ -15,6 +15,8 @@ from groundup.checkpoint.lazy import as_lazy, in_memory, load
 from groundup.checkpoint.low_rank import AdapterAbout, adapter_of, base_fingerprint
 from groundup.core.errors import CheckpointError, ConfigError
 from groundup.finetune.lora import LoraConfig, add_adapters, fill_adapters, target_layers
+from groundup.inference.engine import Engine
+from groundup.inference.sampler import Sampling
 from tests.instances import MODELS
 from tests.oracle.test_transformers import our_logits, their_logits
 from tests.tiny import tiny_model
@@ -130,6 +132,9 @@ def test_merged_is_applied_and_peft_loads_what_is_written(kind, tmp_path):
         merged = open_model(path, adapter=adapter, device="cpu")
         require_close(our_logits(merged, batch()), applied)
     require_close(their_logits(theirs(tmp_path), batch()), applied)
+    drawn = [Engine(one).generate([[1, 2, 3]], sampling=Sampling(temperature=0), max_new_tokens=12)[0].ids
+             for one in (loaded, merged, open_model(tmp_path / "base", device="cpu"))]  # fmt: skip
+    assert drawn[0] == drawn[1] != drawn[2]  # as completions while training and rollouts are
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama-grouped-tied"])

@@ -168,7 +168,7 @@ def test_a_killed_rank_changes_nothing(data, tmp_path, undisturbed):
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_changes_nothing(data, tmp_path, undisturbed):
-    watchdog = ("watchdog.seconds=3", "watchdog.long_phase_seconds=20")
+    watchdog = ("watchdog.seconds=3", "watchdog.long_phase_seconds=10")
     config = make_config(data, tmp_path / "run", *SETTINGS, *watchdog)
     code, stderr = train(config, "--max-restarts", "1", fault="sleep:1:13:1")
     assert code == 0, stderr

@@ -47,7 +47,7 @@ def overflow_on_rank_1(config: TrainConfig) -> None:
         return total
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "_missing", lambda name, device: "")  # slow on a CPU, but right
+        patch.setattr(device, "lacks", lambda name, device: "")  # slow on a CPU, but right
         patch.setattr(step, "add_gradients", overflowing)
         run(config)
 

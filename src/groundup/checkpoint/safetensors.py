@@ -122,12 +122,14 @@ def read_safetensors(path: Path) -> dict[str, LazyTensor]:
         CheckpointError: The file is missing or damaged.
     """
     try:
-        file = safe_open(path, framework="pt").__enter__()  # stays open as long as a tensor is wanted
-        return {name: _stored(file, name) for name in file.keys()}  # noqa: SIM118  # not a dict
+        with safe_open(path, framework="pt") as file:
+            return {name: _stored(file, name, path) for name in file.keys()}  # noqa: SIM118  # not a dict
     except (OSError, SafetensorError, KeyError) as error:
-        raise CheckpointError(
-            f"cannot be read as safetensors ({error})", where=path, fix="Copy the file again."
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"cannot be read as safetensors ({error})", where=path, fix="Copy the file again.")
 
 
 def read_header(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], int]]:
@@ -162,9 +164,7 @@ def read_header(path: Path) -> dict[str, tuple[torch.dtype, tuple[int, ...], int
         RecursionError,  # of JSON that is nested deeply
         struct.error,
     ) as error:
-        raise CheckpointError(
-            f"cannot be read as safetensors ({error})", where=path, fix="Copy the file again."
-        ) from None
+        raise _unreadable(path, error) from None
 
 
 def _end_of(entry: Mapping[str, Any], begin: int) -> int:
@@ -184,8 +184,15 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return memoryview(values)
 
 
-def _stored(file: safe_open, name: str) -> LazyTensor:
+def _stored(file: safe_open, name: str, path: Path) -> LazyTensor:
     part = file.get_slice(name)
-    return LazyTensor(
-        shape=tuple(part.get_shape()), dtype=DTYPES[part.get_dtype()], read=lambda: file.get_tensor(name)
-    )
+
+    def read() -> Tensor:
+        try:
+            with safe_open(path, framework="pt") as again:  # mapped for as long as this tensor is used
+                tensor: Tensor = again.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(path, error) from None
+        return tensor
+
+    return LazyTensor(shape=tuple(part.get_shape()), dtype=DTYPES[part.get_dtype()], read=read)

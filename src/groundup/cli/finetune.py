@@ -38,6 +38,9 @@ def finetune(
     - dpo: preferences. Records have a `prompt`, a `chosen` and a `rejected` answer (texts, or lists of
       messages with or without the prompt); stage.fields.prompt=question names others. stage.loss is sigmoid,
       sigmoid_norm, ipo, hinge or simpo, stage.beta how far answers may go from the model at the start.
+    - grpo: the model's own completions are rewarded (stage.reward=exact|number|regex|FILE.py:FUNCTION), and
+      those that beat their group are made likelier. Records have a `prompt`, a text or messages, and what
+      rewards need; num_steps follows from stage.epochs (1).
     - pretrain, where the data are token files: `groundup train` with start.path=MODEL. They must be
       tokenized with the model's own tokenizer, which the folder holds too.
 
@@ -50,6 +53,8 @@ def finetune(
         groundup finetune smollm --data chats.jsonl layout.dp=2 micro_batch_size=4 run_dir=runs/b
 
         groundup finetune runs/b --data pairs.jsonl stage.kind=dpo stage.beta=0.1 optimizer.lr=1e-6
+
+        groundup finetune runs/b --data prompts.jsonl stage.kind=grpo stage.reward=rewards.py:brevity
 
         groundup tokens build new.jsonl --prefix data/new --tokenizer smollm
 

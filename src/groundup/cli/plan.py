@@ -280,7 +280,9 @@ def _effort(found: "Plan", devices: "Devices") -> str:
         return f"{words}; for hours give --gpu NAME, or --tokens-per-second as measured"
     how = f"at an MFU of {found.time.mfu if found.time else devices.mfu:.0%}"
     how = "as given" if devices.tokens_per_second else how + ", as predicted" * (found.time is not None)
-    speed = f"{human_count(effort.tokens_per_second)} tokens/s on {_devices_in_words(found.ranks)} {how}"
+    each = f" ({effort.tokens_per_second / found.ranks:,.0f} each)" if found.ranks > 1 else ""
+    where = f"{_devices_in_words(found.ranks)}{each}"
+    speed = f"{human_count(effort.tokens_per_second)} tokens/s on {where} {how}"
     words += f"\n{speed}: {effort.hours:,.1f} hours"
     if effort.kilowatt_hours and devices.kind:
         words += (

@@ -21,6 +21,7 @@ from groundup.finetune.chats import ChatRecord, NoConversation
 from groundup.finetune.pair_loss import REFERENCE
 from groundup.finetune.pairs import PairFields, Turn, pair_of
 from groundup.tokens.sampling.collate import predictions
+from groundup.tokens.sampling.dataset import PADDING
 from groundup.tokens.sampling.excerpt import Excerpt
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.data_loader import Batch, from_predictions
@@ -136,7 +137,8 @@ class PairSplit(ChatSplit):
         starts = self.samples.document_starts(first_sample, count, ordered=ordered)
         starts[:, 1:] |= learned[:, :-1] & ~learned[:, 1:]  # the prompt of the rejected answer
         batch = from_predictions(predictions(windows, starts))
-        assert batch.documents_BT is not None, "they were asked for"
+        assert batch.documents_BT is not None and batch.positions_BT is not None, "they were asked for"
+        is_padding_BT = torch.from_numpy(windows[:, :-1] == PADDING)
         reference = np.zeros(batch.tokens_BT.shape, dtype=np.float32)
         for row in range(count):
             numbers = self.pairs_of(first_sample + row, ordered=ordered)
@@ -146,5 +148,7 @@ class PairSplit(ChatSplit):
             batch,
             targets_BT=batch.targets_BT.masked_fill(torch.from_numpy(~learned[:, 1:]), IGNORE),
             documents_BT=batch.documents_BT - 1,
+            # A row is longer than the model's context, which the padding at its end must not exceed.
+            positions_BT=batch.positions_BT.masked_fill(is_padding_BT, 0),
             extra={REFERENCE: torch.from_numpy(reference)},
         )

@@ -20,6 +20,7 @@ from groundup.finetune.rollouts import Completion, complete_prompts, seed_of
 from groundup.finetune.sample_file import SampleFile
 from groundup.models import evaluating
 from groundup.parallel.fsdp import without_gathering
+from groundup.parallel.low_rank_linear import without_adapters
 from groundup.train.data_loader import Batch
 from groundup.train.forward_backward import inputs_of
 from groundup.train.init_weights import begin
@@ -57,8 +58,8 @@ class RolloutBatches:
         self._kept: tuple[int, Batch] | None = None
 
     def begin(self, run: Run) -> None:
-        """Loads the reference: the weights that the run began with."""
-        if self._stage.beta:
+        """Loads the reference: the weights that the run began with, which those beside adapters still are."""
+        if self._stage.beta and not run.learning.adapters:
             self._reference = empty_state(run.config, run.mesh, run.precision)
             begin(self._reference, run.config, run.mesh, run.tokenizer)
             self._reference.model.requires_grad_(False)
@@ -121,8 +122,9 @@ class RolloutBatches:
         of_tokens: dict[str, Tensor] = {}
         if stage.updates > 1:
             of_tokens["old"] = _log_probs(run, run.state, batch, self._objective)
-        if self._reference:
-            of_tokens["reference"] = _log_probs(run, self._reference, batch, self._objective)
+        if stage.beta:
+            with without_adapters(run.state.model):
+                of_tokens["reference"] = _log_probs(run, self._reference or run.state, batch, self._objective)
         return dataclasses.replace(batch, extra={**batch.extra, **of_tokens})
 
     def _known(

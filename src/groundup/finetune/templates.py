@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from groundup.core.log import logger
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 
 _TEMPLATE_FILE = "chat_template.jinja"
+
+_TOKEN_NAME = re.compile(r"<\|[\w-]+\|>")
 
 OWN = "own"
 """The template of the model itself."""
@@ -116,10 +119,24 @@ def with_template(stored: LazyModel, template: str) -> LazyModel:
     ends = stored.tokenizer.end_of_document_id
     end_name = next((text for text, number in stored.tokenizer.special_tokens.items() if number == ends), "")
     source = chosen.source.replace("END", end_name) if name in NAMED else chosen.source
+    if name not in NAMED:
+        _require_tokens(source, stored, name)
     tokens = [token for token in chosen.tokens if token not in stored.tokenizer.special_tokens]
     logger.info("chat template %s for %s", name, stored.source)
     rows = _rows(stored, tokens) if tokens else {}
     return dataclasses.replace(stored, **_files(stored, source, tokens, chosen.end), **rows)
+
+
+def _require_tokens(source: str, stored: LazyModel, name: str) -> None:
+    """Refuses a template of another tokenizer: the names of its tokens would be learned letter by letter."""
+    known = stored.tokenizer.special_tokens
+    missing = [token for token in dict.fromkeys(_TOKEN_NAME.findall(source)) if token not in known]
+    if missing:
+        raise ConfigError(
+            f"is a template of another tokenizer: the model has no token {', '.join(missing)}",
+            where=f"stage.template={name}",
+            fix=f"Take one whose tokens are added: {', '.join(NAMED)}; or a template of {stored.source}.",
+        )
 
 
 def _read(path: Path) -> str:

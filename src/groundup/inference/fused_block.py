@@ -35,7 +35,7 @@ class FusedBlock(nn.Module):
         attention, mlp = block.attention, block.mlp
         self.head_dim = attention.head_dim
         parts = (attention.wq, attention.wk, attention.wv)
-        self.num_heads, self.num_kv_heads, _ = (len(part.weight) // self.head_dim for part in parts)
+        self.num_heads = [len(part.weight) // self.head_dim for part in parts]
         bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
         self.attention_norm = block.attention_norm
         self.wqkv = linear(torch.cat([part.weight.detach() for part in parts]), bias)
@@ -59,11 +59,10 @@ class FusedBlock(nn.Module):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         heads_BXTH = self.wqkv(self.attention_norm(x_BTD)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        num_rotated = self.num_heads + self.num_kv_heads
-        qk_BXTH, v_BKTH = heads_BXTH[:, :num_rotated], heads_BXTH[:, num_rotated:]
+        q_BNTH, k_BKTH, v_BKTH = heads_BXTH.split(self.num_heads, 1)
         if angles is not None:
-            qk_BXTH = rotate(qk_BXTH, angles)
-        q_BNTH, k_BKTH = qk_BXTH[:, : self.num_heads], qk_BXTH[:, self.num_heads :]
+            rotated_BXTH = rotate(heads_BXTH[:, : sum(self.num_heads[:2])], angles)
+            q_BNTH, k_BKTH = rotated_BXTH.split(self.num_heads[:2], 1)
         y_BNTH = cache.attend(layer, q_BNTH, k_BKTH, v_BKTH)
         x_BTD = self.wo(y_BNTH.transpose(1, 2).flatten(-2), plus=x_BTD)
         normed_BTD = self.mlp_norm(x_BTD)

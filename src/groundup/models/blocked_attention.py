@@ -90,7 +90,7 @@ class _BlockedAttention(torch.autograd.Function):
             else:
                 scores_ZQL.unflatten(0, (-1, heads)).add_(keys.hidden_B1QL)
             weights_ZQL = torch.softmax(scores_ZQL, -1, out=scores_ZQL)
-            torch.bmm(weights_ZQL, v_ZSH[:, first : past + end], out=y_ZTH[:, begin:end])
+            y_ZTH[:, begin:end] = weights_ZQL @ v_ZSH[:, first : past + end]
             weights.append(weights_ZQL)
         ctx.save_for_backward(q_ZTH, k_ZSH, v_ZSH, *weights)
         ctx.first_keys = [keys.first for keys in blocks]
@@ -115,7 +115,7 @@ class _BlockedAttention(torch.autograd.Function):
             dscores_ZQL = torch._softmax_backward_data(
                 dweights_ZQL, weights_ZQL, -1, weights_ZQL.dtype, grad_input=dweights_ZQL
             )
-            torch.bmm(dscores_ZQL, k_ZSH[:, keys], out=dq_ZTH[:, begin:end])
+            dq_ZTH[:, begin:end] = dscores_ZQL @ k_ZSH[:, keys]
             dk_ZSH[:, keys].baddbmm_(dscores_ZQL.transpose(1, 2), q_ZTH[:, begin:end])
         dq_ZTH *= q_ZTH.shape[2] ** -0.5
         rows_heads = dy_BNTH.shape[:2]

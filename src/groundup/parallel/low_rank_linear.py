@@ -6,6 +6,9 @@ s B A x that belongs to its part of W x.
 Shapes: R rank, I inputs, O outputs, B batch, T tokens.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
@@ -53,6 +56,20 @@ def add_adapter(layer: nn.Linear, *, rank: int, scale: float, dropout: float) ->
     layer.lora_b = _parameter((outputs, rank), layer.weight, Shard(0) if rows else Replicate())
     layer.scale = scale
     layer.lora_dropout = dropout
+
+
+@contextlib.contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Lets a model compute what it would without its adapters within the block."""
+    layers = [module for module in model.modules() if isinstance(module, LowRankLinear)]
+    scales = [layer.scale for layer in layers]
+    for layer in layers:
+        layer.scale = 0.0
+    try:
+        yield
+    finally:
+        for layer, scale in zip(layers, scales, strict=True):
+            layer.scale = scale
 
 
 def _parameter(shape: tuple[int, int], like: Tensor, placement: Placement) -> nn.Parameter:

@@ -11,6 +11,7 @@ from groundup.plan.fitting import Settings, search
 from groundup.plan.rank_memory import Step, highest
 from groundup.plan.run_step import PrecisionOf, step_of_run
 from groundup.plan.step_time import StepTime, step_time
+from groundup.tokens.sampling.batch_ramp import BatchRamp
 from groundup.train.config import TrainConfig
 
 
@@ -63,7 +64,14 @@ def scale(
     points = []
     for gpus in sorted(counts):
         batch = config.global_batch_size * gpus // min(counts) if grows else config.global_batch_size
-        at = dataclasses.replace(config, global_batch_size=batch)
+        rows = 1 if searches else config.micro_batch_size
+        if batch % rows:
+            reason = f"a batch of {batch} is not a multiple of micro_batch_size {rows}"
+            points.append(Point(gpus=gpus, batch=batch, reason=reason))
+            continue
+        at = dataclasses.replace(
+            config, global_batch_size=batch, micro_batch_size=rows, batch_ramp=BatchRamp()
+        )
         points.append((_searched if searches else _laid_out)(at, devices, gpus, precision))
     return points
 

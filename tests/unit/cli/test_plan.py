@@ -137,6 +137,16 @@ def test_a_table_over_numbers_of_devices(capsys):
     assert none["time"] is None and "global_batch_size 64 is not a multiple" in none["reason"]
     grown = plan(capsys, *words, "--scale", "8,64", "--grow-batch")["points"][1]
     assert grown["batch"] == 512 and grown["time"]["mfu"] > many["time"]["mfu"]
+    ramped = (
+        "micro_batch_size=16",
+        "batch_ramp.start=16",
+        "batch_ramp.increment=16",
+        "batch_ramp.samples=99",
+    )
+    even, odd = plan(capsys, *words, *ramped, "--scale", "4,5", "--grow-batch")["points"]
+    assert even["time"] and odd["time"]  # of 64 and 80
+    _, uneven = plan(capsys, *words, "micro_batch_size=16", "--scale", "8,9", "--grow-batch")["points"]
+    assert uneven["reason"] == "a batch of 72 is not a multiple of micro_batch_size 16"
     run(["plan", *words, "--scale", "8,64,100"])
     printed = capsys.readouterr().out
     assert "tokens/s a GPU" in printed and "100 GPUs: global_batch_size 64" in printed

@@ -353,8 +353,16 @@ stages:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "keep_stages"), [("all", True), ("worker", False)])
-def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_stages):
+@pytest.mark.parametrize(
+    ("victim", "keep_stages", "most"),
+    [
+        ("all", True, 2),
+        ("worker", False, 2),
+        pytest.param("all", True, 8, marks=pytest.mark.exhaustive),
+        pytest.param("worker", False, 8, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_stages, most):
     folder, out = write_sources(tmp_path / "in", scale=4), tmp_path / "out"
     made(dataclasses.replace(recipe_of(folder, 6), keep_stages=keep_stages), tmp_path / "whole")
     settings = f"keep_stages: {str(keep_stages).lower()}\n"
@@ -384,7 +392,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bytes(tmp_path, victim, keep_st
         if running.returncode == 0:  # it had come to its end
             shutil.rmtree(out)
         kills = kills + 1 if running.returncode else 0
-        if kills == 4:
+        if kills == most:
             break
     subprocess.run(command, check=True, timeout=120)
     assert kills  # the last of them left something to do

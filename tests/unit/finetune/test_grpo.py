@@ -218,3 +218,15 @@ def test_a_model_with_a_template_is_asked(folder, tmp_path, caplog):
 def test_the_steps_of_an_epoch(folder, tmp_path):
     config = grpo_config(folder, tmp_path / "run", f"num_steps={BY_EPOCHS}", "stage.epochs=1.5")
     assert config.completed().num_steps == 6  # 8 prompts of 4 completions, 8 a step
+
+
+def test_an_adapter_learns_and_its_base_is_the_reference(folder, tmp_path):
+    settings = ("stage.updates=2", "stage.beta=0.1", "lora.rank=4", "optimizer.lr=3e-2", "num_steps=4")
+    records = run_grpo(grpo_config(folder, tmp_path / "run", *settings))
+    assert records[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert min(records[1]["kl"], records[3]["kl"]) > 1e-5
+    assert len({record["reward"] for record in records}) > 1
+    # Its first step draws, and weighs, what a run of all weights does.
+    everything = run_grpo(grpo_config(folder, tmp_path / "all", *settings[:2], "num_steps=1"))
+    for key in ("loss", "reward", "completion_length"):
+        assert everything[0][key] == pytest.approx(records[0][key], abs=1e-6)

@@ -97,9 +97,7 @@ def test_a_template_that_cannot_be(tmp_path):
     base = as_lazy(tiny_model("gpt2"))
     with pytest.raises(ConfigError, match="the model has no chat template"):
         with_template(base, "own")
-    with pytest.raises(
-        ConfigError, match="is no chat template: neither own, plain, text, chatml, llama3 nor a file"
-    ):
+    with pytest.raises(ConfigError, match=f"neither own, {', '.join(NAMED)} nor a file"):
         with_template(base, "chatlm")
     with pytest.raises(ConfigError, match=r"no tokenizer.json to add <|system|>"):
         with_template(dataclasses.replace(base, tokenizer=WithoutFiles()), "plain")
@@ -113,6 +111,14 @@ def test_a_template_of_a_file_replaces_the_models(tmp_path):
     assert changed.companions.chat_template == (tmp_path / "own.jinja").read_text()
     assert b"old" not in changed.companions.files["tokenizer_config.json"]
     assert changed.config == base.config
+
+
+def test_a_template_of_another_tokenizer_is_refused(tmp_path):
+    (tmp_path / "chatml.jinja").write_text(NAMED["chatml"].source)
+    base = as_lazy(tiny_model("gpt2"))
+    with pytest.raises(ConfigError, match=r"the model has no token <\|im_start\|>, <\|im_end\|>"):
+        with_template(base, str(tmp_path / "chatml.jinja"))
+    with_template(with_template(base, "chatml"), str(tmp_path / "chatml.jinja"))  # now it has them
 
 
 def template(source: str) -> ChatTemplate:

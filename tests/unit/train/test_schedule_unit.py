@@ -37,7 +37,7 @@ def test_a_ramp_and_a_horizon_in_samples(data, tmp_path):
 
 
 def test_samples_of_skipped_steps_do_not_count_and_resuming_knows_them(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("groundup.parallel.device._missing", lambda name, device: "")
+    monkeypatch.setattr("groundup.parallel.device.lacks", lambda name, device: "")
     scale = ("precision=fp16", "loss_scale.initial=1048576", "loss_scale.hysteresis=1", "schedule_steps=8")
     config = make_config(data, tmp_path / "run", *SAMPLES, *scale, "warmup.steps=6", "num_steps=8")
     run(dataclasses.replace(config, num_steps=5))

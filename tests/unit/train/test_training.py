@@ -70,7 +70,7 @@ def test_kill_and_resume_gives_bit_identical_losses(data, tmp_path, overrides):
 
 
 def test_fp16_resumes_with_its_loss_scale(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("groundup.parallel.device._missing", lambda name, device: "")
+    monkeypatch.setattr("groundup.parallel.device.lacks", lambda name, device: "")
     overrides = ("precision=fp16", "loss_scale.window=2", "loss_scale.initial=1024")
     whole = run(make_config(data, tmp_path / "whole", *overrides))
     assert [record["loss_scale"] for record in whole if record["kind"] == "train"][-1] == 8192
@@ -80,7 +80,7 @@ def test_fp16_resumes_with_its_loss_scale(data, tmp_path, monkeypatch):
 
 
 def test_fp16_overflow_skips_the_step(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("groundup.parallel.device._missing", lambda name, device: "")
+    monkeypatch.setattr("groundup.parallel.device.lacks", lambda name, device: "")
     config = make_config(
         data, tmp_path / "run", "precision=fp16", "loss_scale.initial=1e30", "loss_scale.hysteresis=1"
     )
@@ -221,7 +221,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_step(data, tmp_pat
 
 
 def test_fp16_overflow_at_the_minimum_scale_ends_the_run(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("groundup.parallel.device._missing", lambda name, device: "")
+    monkeypatch.setattr("groundup.parallel.device.lacks", lambda name, device: "")
     scale = ("precision=fp16", "loss_scale.initial=1e30", "loss_scale.minimum=1e30")
     with pytest.raises(TrainingError, match=r"the gradient norm is (inf|nan) at loss scale 1e\+30"):
         run(make_config(data, tmp_path / "run", *scale))
