@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import time
 
 import pytest
 
@@ -61,6 +62,14 @@ def visit(browser):
     assert asked and all(re.fullmatch(r"file://\S+/(one|two)\.html", url) for url in asked)
 
 
+def until(page, holds):
+    """Waits for what the page comes to; its policy refuses the functions that Playwright would wait with."""
+    deadline = time.monotonic() + 120
+    while not holds():
+        assert time.monotonic() < deadline
+        page.wait_for_timeout(20)
+
+
 def inked(page, plot=0):
     """How many pixels of a plot are drawn."""
     return (
@@ -80,7 +89,8 @@ def test_the_plots_are_drawn_and_nothing_is_wider_than_the_screen(report, visit,
     assert all(inked(page, plot) > 1000 for plot in range(6))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.set_viewport_size({"width": 700, "height": 800})
-    page.wait_for_function("document.querySelector('.canvas canvas').clientWidth > 390")
+    canvas = page.locator(".canvas canvas").first
+    until(page, lambda: 390 < canvas.evaluate("canvas => canvas.clientWidth") < 700)
     assert page.evaluate("document.documentElement.scrollWidth") <= 700
 
 
@@ -124,6 +134,6 @@ def test_dark_and_in_print(report, visit):
     seen = page.locator(".canvas canvas").first.evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate(body) != dark
-    page.wait_for_function("seen => document.querySelector('.canvas canvas').toDataURL() !== seen", arg=seen)
+    until(page, lambda: page.locator(".canvas canvas").first.evaluate("canvas => canvas.toDataURL()") != seen)
     assert not page.locator(".controls").is_visible()
     assert page.locator(".key button").count() == 4 + 2 * 5  # each curve of each run
