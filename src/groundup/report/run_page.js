@@ -2,7 +2,7 @@
 (() => {
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
-  const marks = { restart: "--two", skip: "--warning", rollback: "--warning", overflow: "--three" };
+  const marks = { restart: "--run-3", skip: "--warning", rollback: "--warning", overflow: "--three" };
   const axisName = { step: "step", tokens: "tokens", hours: "hours of training" };
   let axis = "step";
   let logarithmic = false;

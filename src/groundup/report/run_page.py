@@ -118,7 +118,7 @@ def _plots(plots: Sequence[Plot], first: int, runs: Sequence[RunRecords]) -> str
 
 def _note(runs: Sequence[RunRecords], *, differ: bool, per_byte: bool) -> str:
     note = (
-        "Dashed lines across are restarts and spikes, named below. Hours are those of training, without"
+        "Upright dashed lines are restarts and spikes, named below. Hours are those of training, without"
         " validations, saving and work that was lost. Drag over a plot to look closer, click twice for all."
     )
     if per_byte:
