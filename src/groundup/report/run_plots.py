@@ -16,6 +16,8 @@ _NO_CURVES = {
     *("loss_scale", "skipped_steps", "outliers", "batch_size", "samples", "memory_bytes", "epoch", "tokens"),
     "eta_seconds",
 }
+_CROSS_ENTROPY = {"pretrain", "sft"}
+"""Stages whose loss is that of the next token."""
 _HELD_OUT = ("validation", "validation_ema")
 _NO_FIGURES = {"kind", "step", "loss", "perplexity", "bits_per_byte", "num_tokens"}
 
@@ -69,7 +71,9 @@ def loss_plot(runs: Sequence[RunRecords], *, per_byte: bool) -> Plot:
             curves.append(
                 _curve(place, kind.replace("_ema", " (weight average)"), found, "loss", factor, dotted=True)
             )
-    return Plot("Loss in bits per byte" if per_byte else "Loss in nats", _filled(curves, runs), marked=True)
+    stages = {run.config.get("stage.kind", "pretrain") for run in runs}
+    nats = "Loss in nats" if stages <= _CROSS_ENTROPY else "Loss"
+    return Plot("Loss in bits per byte" if per_byte else nats, _filled(curves, runs), marked=True)
 
 
 def figure_plots(runs: Sequence[RunRecords]) -> Iterator[Plot]:
@@ -93,7 +97,7 @@ def figure_plots(runs: Sequence[RunRecords]) -> Iterator[Plot]:
             for kind in ("training", "validation")
         ]
         if filled := _filled(curves, runs):
-            yield Plot(name.replace("_", " ").capitalize(), filled)
+            yield Plot(name.upper() if name == "kl" else name.replace("_", " ").capitalize(), filled)
 
 
 def machine_plots(runs: Sequence[RunRecords]) -> Iterator[Plot]:

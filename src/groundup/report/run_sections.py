@@ -20,6 +20,7 @@ from groundup.report.run_records import Record, RunRecords
 
 _COMPLETIONS = "samples.jsonl"
 _MOST_SAMPLES = 12
+_MOST_CHARACTERS = 4000
 _MOST_FILES = 200
 _MOST_EVENTS = 200
 _LARGEST_RESULT = 100_000_000
@@ -77,7 +78,7 @@ def samples(runs: Sequence[RunRecords]) -> Iterator[Section]:
             )
         quotes = "".join(
             f"<blockquote><cite>step {text(step)}{' · ' if said else ''}{text(said)}</cite>"
-            f'<div class="sample">{text(words)}</div></blockquote>'
+            f'<div class="sample">{text(str(words)[:_MOST_CHARACTERS])}</div></blockquote>'
             for step, said, words in shown
         )
         if quotes:

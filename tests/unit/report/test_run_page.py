@@ -150,7 +150,7 @@ def test_a_run_without_records_is_said_to_have_none(tmp_path, page):
 
 
 def test_what_a_fine_tuning_measures_is_drawn_too(tmp_path, page):
-    folder = write_run_folder(tmp_path / "run")
+    folder = write_run_folder(tmp_path / "run", stage={"kind": "grpo"})
     records = [
         {"kind": "train", "step": n, "loss": 0.7, "reward": n / 9, "kl": 0.1 * n} for n in range(1, 10)
     ]
@@ -159,8 +159,9 @@ def test_what_a_fine_tuning_measures_is_drawn_too(tmp_path, page):
     lines = [{"step": n, "prompt": f"{n}+1=", "completion": str(n + 1), "reward": n / 2} for n in range(100)]
     (folder / "samples.jsonl").write_bytes(b"\n".join(map(orjson.dumps, lines)) + b'\n{"step": 1')
     run = read_run(folder, "run")
-    assert [plot.title for plot in figure_plots([run])] == ["Reward", "Kl", "Margins"]
-    sections, _ = page(folder)
+    assert [plot.title for plot in figure_plots([run])] == ["Reward", "KL", "Margins"]
+    sections, figures = page(folder)
+    assert figures["plots"][0]["title"] == "Loss"  # which is none of tokens, in nats
     samples = re.findall(r"step (\d+) · reward ([\d.]+)\s+(\d+)\+1=(\d+)", sections["samples"])
     assert len(samples) == 12 and samples[0] == ("0", "0", "0", "1")
     assert all(float(reward) == int(step) / 2 for step, reward, _, _ in samples)
