@@ -26,6 +26,7 @@ _POSSIBLE = {
     "corpus build": {"sources": "documents.jsonl", "out": "new"},
     "corpus stats": {"corpus": "corpus"},
     "corpus report": {"corpus": "corpus", "out": "page.html"},
+    "report": {"runs": "run", "out": "page.html"},
     "corpus show": {"corpus": "corpus", "reason": "exact_duplicate"},
     "corpus trace": {"corpus": "corpus", "name": "documents.jsonl:1"},
     "corpus import": {"sources": "documents.jsonl", "out": "new"},

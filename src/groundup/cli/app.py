@@ -78,6 +78,7 @@ _VERBS = {
     "checkpoint pull": "checkpoint_copies:pull",
     "eval": "eval_fetch:EVAL",  # with eval fetch
     "compare": "evaluate:compare",
+    "report": "report:report",
     "convert": "convert:convert",
     "import nanogpt": "import_nanogpt:nanogpt",
     "generate": "generate:generate",

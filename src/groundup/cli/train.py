@@ -3,7 +3,8 @@
 import contextlib
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from cyclopts import Parameter, validators
 
 from groundup.cli.options import ConfigFile, Override
 from groundup.cli.run_config import OF_TOKENIZER, run_config
-from groundup.core.errors import ConfigError
+from groundup.core.errors import ConfigError, GroundupError
 
 if TYPE_CHECKING:
     from groundup.core.config import Resolved
@@ -119,7 +120,7 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
     vocabulary = resolved.origins.get("model.vocab_size", "")
     if vocabulary.startswith(OF_TOKENIZER):
         logger.info("model.vocab_size is %d, from %s", resolved.value.model.vocab_size, vocabulary)
-    results = run_training(resolved.value)
+    results = run_training(resolved.value, resolved.origins)
     if rank is not None and rank.rank > 0:
         return
     for name, evaluation in results.items():
@@ -184,8 +185,15 @@ def _newest_step(config: "TrainConfig") -> Callable[[], int]:
     return newest_step
 
 
-def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
-    """Trains with groundup's own evaluation and generation; returns the evaluation of each split."""
+def run_training(
+    config: "TrainConfig", origins: Mapping[str, str] = types.MappingProxyType({})
+) -> "dict[str, Evaluation]":
+    """Trains with groundup's own evaluation and generation; returns the evaluation of each split.
+
+    Args:
+        config: The run.
+        origins: Where its settings come from, for its report.
+    """
     from groundup.cli.task_scores import task_scorer
     from groundup.core.log import also_to_file
     from groundup.launch.heartbeat import HeartbeatWriter
@@ -193,7 +201,12 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
     from groundup.parallel.mesh import leave_distributed
     from groundup.train.loop import train as run_loop
 
-    with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG):
+    def write_report() -> None:
+        from groundup.report.run_page import write_report_of_training
+
+        write_report_of_training(config, origins)
+
+    with _own_run(config.run_dir), also_to_file(config.run_dir / _LOG), _reported(config, write_report):
         heartbeat = HeartbeatWriter.from_env()
         with watchdog(config.watchdog, heartbeat):
             results = run_loop(
@@ -203,9 +216,27 @@ def run_training(config: "TrainConfig") -> "dict[str, Evaluation]":
                 score_tasks=task_scorer(config),
                 learning=config.learning(),
                 heartbeat=heartbeat,
+                write_report=write_report,
             )
         leave_distributed()  # only in success: after a failure it would wait for ranks that are gone
         return results
+
+
+@contextlib.contextmanager
+def _reported(config: "TrainConfig", write_report: Callable[[], None]) -> Iterator[None]:
+    """Writes the report of a run that ends, is stopped or fails while entered, on its first rank."""
+    from groundup.launch.env import rank_from_env
+
+    rank = rank_from_env()
+    reports = config.log.report != "never" and (rank is None or rank.rank == 0)
+    try:
+        yield
+    except GroundupError:
+        if reports and (config.run_dir / "metrics.jsonl").is_file():
+            write_report()
+        raise
+    if reports:
+        write_report()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """The frame of a report: one HTML file that asks nobody for anything, in light and dark, wide and narrow."""
 
+import base64
 import dataclasses
+import hashlib
 import html
 import re
 from collections.abc import Sequence
@@ -8,6 +10,9 @@ from importlib.resources import files
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; form-action 'none'; base-uri 'none'"
+_NO_CODE = str.maketrans(
+    {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,7 +35,24 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
 
-def page(title: str, subtitle: str, opening: str, sections: Sequence[Section]) -> str:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Drawing:
+    """What draws on a page.
+
+    Attributes:
+        style: CSS, after that of every page.
+        scripts: JavaScript, run in this order; the page runs no other.
+        figures: JSON that the scripts find in the element ``figures``.
+    """
+
+    style: str
+    scripts: Sequence[str]
+    figures: str
+
+
+def page(
+    title: str, subtitle: str, opening: str, sections: Sequence[Section], drawing: Drawing | None = None
+) -> str:
     """A whole page.
 
     Args:
@@ -38,8 +60,10 @@ def page(title: str, subtitle: str, opening: str, sections: Sequence[Section]) -
         subtitle: What it is of, as text.
         opening: HTML before the first section.
         sections: In order; the page links to each at its head.
+        drawing: Scripts, for a page that has some.
     """
-    style = (files(__package__) / "page.css").read_text(encoding="utf-8")
+    style = packaged("page.css") + (drawing.style if drawing else "")
+    policy = _POLICY + _allowed(drawing.scripts) if drawing else _POLICY
     links = "".join(f'<li><a href="#{each.anchor}">{text(each.title)}</a></li>' for each in sections)
     body = "".join(
         f'<section id="{each.anchor}" aria-labelledby="{each.anchor}-title">'
@@ -51,12 +75,31 @@ def page(title: str, subtitle: str, opening: str, sections: Sequence[Section]) -
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f"<title>{text(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
+        '<a class="skip" href="#main">Skip to the content</a>\n'
         f'<header><p class="kicker">{text(subtitle)}</p><h1>{text(title)}</h1>'
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header>\n'
-        f"<main>\n{opening}\n{body}</main>\n</body>\n</html>\n"
+        f'<main id="main" tabindex="-1">\n{opening}\n{body}</main>\n'
+        f"{_scripts(drawing) if drawing else ''}</body>\n</html>\n"
     )
+
+
+def packaged(name: str) -> str:
+    """The text of a file beside this one."""
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _allowed(scripts: Sequence[str]) -> str:
+    """Names the scripts that a browser may run by their hashes, so that it runs no other."""
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    return "; script-src " + " ".join(f"'sha256-{each}'" for each in hashes)
+
+
+def _scripts(drawing: Drawing) -> str:
+    figures = drawing.figures.translate(_NO_CODE)
+    scripts = "".join(f"<script>{script}</script>\n" for script in drawing.scripts)
+    return f'<script type="application/json" id="figures">{figures}</script>\n{scripts}'
 
 
 def text(value: object) -> str:

@@ -6,6 +6,7 @@ from typing import Literal
 from groundup.core.config import config
 from groundup.core.config_class import Positive
 
+ReportTime = Literal["at_end", "at_validation", "never"]
 LogStyle = Literal["groundup", "megatron", "megatron_2023", "megatron_core"]
 
 
@@ -20,9 +21,12 @@ class LogConfig:
         style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
             those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
             a GPU), "megatron_2023" or "megatron_core" (2026).
+        report: When ``report.html`` of the run folder is written, as by ``groundup report``: "at_end" of the
+            run, also of one that is stopped or fails; "at_validation" at each of these too; or "never".
     """
 
     interval: Positive = 10
     tensorboard: bool = False
     tensorboard_dir: Path | None = None
     style: LogStyle = "groundup"
+    report: ReportTime = "at_end"

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -47,6 +48,7 @@ def train(
     score_tasks: ScoreTasks,
     learning: Learning = PRETRAINING,
     heartbeat: HeartbeatWriter | None = None,
+    write_report: Callable[[], None] = lambda: None,
 ) -> dict[str, Evaluation]:
     """Trains to ``config.num_steps``, from scratch or from the run folder's newest checkpoint.
 
@@ -67,7 +69,9 @@ def train(
     )
     report = Report(run, metrics)
     with LiveLine(report.live.text):
-        return _train(run, metrics, report, evaluate, complete, score_tasks)
+        is_due = config.log.report == "at_validation" and run.mesh.is_first
+        write_page = write_report if is_due else lambda: None
+        return _train(run, metrics, report, evaluate, complete, score_tasks, write_page)
 
 
 def _train(
@@ -77,6 +81,7 @@ def _train(
     evaluate: Evaluate,
     complete: Complete,
     score_tasks: ScoreTasks,
+    write_report: Callable[[], None],
 ) -> dict[str, Evaluation]:
     config, state, mesh, objective = run.config, run.state, run.mesh, run.learning.objective
     batches = run.prefetch(run.shares())
@@ -105,13 +110,13 @@ def _train(
                 report.begin()
                 batches.jump(run.shares())
                 continue
-
             last = state.step == config.num_steps
             if last or state.step % config.log.interval == 0:
                 report.flush()
             with report.stopwatch:
                 if _due(state.step, config.validation.interval) and run.data.validation and not last:
                     validate(run, metrics, evaluate, "validation")
+                    write_report()
                 if _due(state.step, config.eval.every) and not last:
                     score(run, metrics, score_tasks)
                 last = last or stops_early(run)

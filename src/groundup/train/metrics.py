@@ -1,5 +1,6 @@
 """The records of a run: ``metrics.jsonl`` (the truth), and TensorBoard events on request."""
 
+import time
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -8,6 +9,8 @@ import orjson
 from groundup.core.files import atomic_write
 
 METRICS_FILE = "metrics.jsonl"
+STARTS_FILE = "starts.jsonl"
+"""When a run was begun and gone on with, a line each."""
 _CUT_SHORT = 1 << 62  # the step of an incomplete record
 
 
@@ -39,6 +42,8 @@ class Metrics:
         self._run_dir = run_dir
         self._tensorboard = tensorboard
         self._file = self._open(from_step)
+        with (run_dir / STARTS_FILE).open("ab") as starts:
+            starts.write(orjson.dumps({"step": from_step, "time": time.time()}) + b"\n")
 
     def go_back(self, step: int) -> None:
         """Drops the records of steps after ``step``, which will be made again."""

@@ -30,7 +30,7 @@ SENTENCES = [
     "They built the bridge twice, because the first one was washed away in spring. ",
 ]
 GERMAN = "Der Hafen war still an diesem Morgen, und niemand am Kai sprach von dem Schiff. "
-_VOID = {"meta", "link", "br", "img"}
+_VOID = {"meta", "link", "br", "img", "input"}
 
 
 class Page(html.parser.HTMLParser):
@@ -110,7 +110,7 @@ def test_the_page_asks_nobody_and_hides_nothing_from_a_reader_without_eyes(corpu
     assert all("src" not in attributes for _, attributes in page.elements)
     outside = [a["href"] for a in page.of("a") if not (a["href"] or "").startswith("#")]
     assert outside and all(re.match(r"https?://", address) for address in outside)
-    anchors = {section["id"] for section in page.of("section")}
+    anchors = {section["id"] for section in page.of("section")} | {page.of("main")[0]["id"]}
     assert {a["href"] for a in page.of("a") if (a["href"] or "").startswith("#")} == {
         f"#{id_}" for id_ in anchors
     }

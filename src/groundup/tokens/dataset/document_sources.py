@@ -7,6 +7,7 @@ for each document of ``.idx``; ``sources`` has the first document of each source
 
 import contextlib
 import dataclasses
+import itertools
 import struct
 import tempfile
 import zipfile
@@ -86,6 +87,16 @@ class DocumentSources:
             line=int(documents["line"][document]),
             url=_text(documents["url_end"], self._arrays["urls"], document).decode(errors="replace"),
         )
+
+    def documents_by_source(self, most: int) -> dict[str, int]:
+        """The first ``most`` sources by name, with how many documents came from each."""
+        sources, names = self._arrays["sources"], self._arrays["names"]
+        firsts = [*(int(first) for first in sources["first_document"][: most + 1]), len(self)]
+        found: dict[str, int] = {}
+        for place, (first, end) in enumerate(itertools.pairwise(firsts[: most + 1])):
+            name = _text(sources["name_end"], names, place).decode(errors="replace")
+            found[name] = found.get(name, 0) + end - first
+        return found
 
 
 class DocumentSourcesWriter:
