@@ -14,7 +14,8 @@
     if (value == null) return "";
     const unit = units.find(([size]) => Math.abs(value) >= size);
     if (unit) return +(value / unit[0]).toPrecision(4) + unit[1];
-    return String(value !== 0 && Math.abs(value) < 1e-3 ? +value.toPrecision(3) + "" : +value.toPrecision(5));
+    if (value !== 0 && Math.abs(value) < 1e-3) return (+value.toPrecision(3)).toExponential();
+    return String(+value.toPrecision(5));
   };
 
   // What the curves were at or before a point, in words.
