@@ -67,7 +67,7 @@ def answers(run_dir: Path, questions: list[str]) -> list[str]:
 
 
 @pytest.mark.example
-@pytest.mark.parametrize(("task", "num_steps"), [(copying, 300), (arithmetic, 1000)])
+@pytest.mark.parametrize(("task", "num_steps"), [(copying, 300), (arithmetic, 1200)])
 def test_a_synthetic_task_is_learned(task, num_steps, tmp_path):
     items = task()
     random.Random(1).shuffle(items)
@@ -79,7 +79,7 @@ def test_a_synthetic_task_is_learned(task, num_steps, tmp_path):
         chats,
         tmp_path / "run",
         *("optimizer.lr=3e-3", "global_batch_size=16", "micro_batch_size=16", f"num_steps={num_steps}"),
-        *("log.interval=100", "deterministic=false"),
+        *("schedule_steps=2500", "log.interval=100", "deterministic=false"),
     )
     run_training(config)
     said = answers(config.run_dir, [question for question, _ in held_out])
