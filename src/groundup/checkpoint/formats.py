@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from groundup.checkpoint.peft_settings import ADAPTER, base_of
 from groundup.core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
@@ -129,10 +130,6 @@ FORMATS = (
         open_options=frozenset({"moments"}),
     ),
 )
-
-
-ADAPTER = "adapter_config.json"
-"""In a folder that holds an adapter of PEFT, not a model."""
 
 
 def format_named(name: str) -> CheckpointFormat:
@@ -257,7 +254,7 @@ def open_lazy(
     bare_ids = str(tokenizer) == "none" and not Path("none").exists()
     named = integers(0) if bare_ids else load_tokenizer(tokenizer) if tokenizer else None
     if adapter is None and (path / ADAPTER).is_file():
-        adapter, path = path, importlib.import_module("groundup.checkpoint.peft_settings").base_of(path)
+        adapter, path = path, base_of(path)
     found = detect_format(path)
     options: dict[str, Any] = {"vocab_size": vocab_size, "ema": ema or None}
     given = {name: value for name, value in options.items() if value is not None}

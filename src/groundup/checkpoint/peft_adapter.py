@@ -19,12 +19,11 @@ from groundup.checkpoint.companions import read_companions
 from groundup.checkpoint.export import MANIFEST, ExportAbout, ExportManifest, export_folder
 from groundup.checkpoint.families import family_of
 from groundup.checkpoint.families.name_rules import NameRule, rules_for
-from groundup.checkpoint.formats import ADAPTER
 from groundup.checkpoint.lazy import LazyModel, LazyTensor
 from groundup.checkpoint.logical_tensors import logical_shapes
 from groundup.checkpoint.low_rank import Adapter, AdapterAbout, LowRank, merged, scale_of
 from groundup.checkpoint.native.model import open_native_adapter
-from groundup.checkpoint.peft_settings import read_settings
+from groundup.checkpoint.peft_settings import ADAPTER, read_settings
 from groundup.checkpoint.safetensors import read_safetensors, write_safetensors
 from groundup.core.errors import CheckpointError
 from groundup.core.files import write_json

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from groundup.checkpoint.formats import ADAPTER
 from groundup.core.errors import CheckpointError
 from groundup.core.files import read_json
+
+ADAPTER = "adapter_config.json"
+"""In a folder that holds an adapter of PEFT, not a model."""
 
 _ONLY: Mapping[str, Any] = {
     "peft_type": "LORA",

@@ -103,8 +103,9 @@ def convert(
 
 
 def _write_adapter(path: Path, out: Path, to: str) -> None:
-    from groundup.checkpoint.formats import ADAPTER, open_lazy, peft_adapter
+    from groundup.checkpoint.formats import open_lazy, peft_adapter
     from groundup.checkpoint.native.model import is_native, open_native_adapter
+    from groundup.checkpoint.peft_settings import ADAPTER
 
     if to != "hf":
         raise ConfigError(

@@ -14,36 +14,18 @@ import torch
 
 from groundup.finetune.tokenized_chats import ChatSource
 from groundup.tokens.sampling.collate import read_predictions
-from groundup.tokens.sampling.dataset import Samples
-from groundup.tokens.sampling.excerpt import Excerpt
 from groundup.tokens.tokenizer.base import Tokenizer
 from groundup.train.data_loader import Batch, from_predictions
 from groundup.train.loss import IGNORE
+from groundup.train.run_data import SampleSplit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChatSplit:
+class ChatSplit(SampleSplit):
     """Conversations in samples, of which only the assistant's turns are learned; see ``Split``."""
 
-    samples: Samples
-    vocab_size: int
     source: ChatSource
     documents: tuple[int, int]
-
-    @property
-    def name(self) -> str:
-        """See ``Split.name``."""
-        return self.samples.name
-
-    @property
-    def num_samples(self) -> int:
-        """See ``Split.num_samples``."""
-        return self.samples.num_samples
-
-    @property
-    def num_tokens(self) -> int:
-        """See ``Split.num_tokens``."""
-        return self.samples.num_tokens
 
     def read(self, first_sample: int, count: int, *, ordered: bool = False) -> Batch:
         """See ``Split.read``."""
@@ -70,10 +52,6 @@ class ChatSplit:
                 learned[row, at : at + size] = self.source.learned[span.begin : span.end]
                 at += size
         return learned
-
-    def excerpt(self, first_sample: int, count: int) -> "ChatSplit":
-        """See ``Split.excerpt``."""
-        return dataclasses.replace(self, samples=Excerpt(self.samples, first_sample, count))
 
     def origins(self, index: int) -> list[dict[str, Any]]:
         """See ``Split.origins``."""

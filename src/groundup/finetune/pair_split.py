@@ -8,7 +8,7 @@ Shapes: B rows, T tokens of a row: twice the sequence length, so that two answer
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +119,7 @@ class PairSplit(ChatSplit):
         """Hash of the tokens and of how they are packed."""
         return fingerprint([self.source.fingerprint, self.documents, self.samples.sequence_length])
 
-    def excerpt(self, first_sample: int, count: int) -> "PairSplit":
+    def excerpt(self, first_sample: int, count: int) -> Self:
         """See ``Split.excerpt``."""
         part = dataclasses.replace(self, samples=Excerpt(self.samples, first_sample, count))
         part.reference[:] = self.reference

@@ -159,7 +159,9 @@ def _imported(path: Path) -> Any:
         spec.loader.exec_module(module)
     except Exception as error:  # a user's file raises what it likes
         raise ConfigError(
-            f"{path} cannot be imported: {type(error).__name__}: {error}", where="stage.reward"
+            f"{path} cannot be imported: {type(error).__name__}: {error}",
+            where="stage.reward",
+            fix=f"Mend it: `python {path}` shows where.",
         ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))

@@ -6,7 +6,7 @@ ahead and the shares of data-parallel ranks need to know nothing of the data.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from groundup.core.errors import DataError
 from groundup.tokens.sampling.collate import read_predictions
@@ -82,12 +82,11 @@ class RunData:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenSplit:
-    """The samples of token files; see ``Split``."""
+class SampleSplit:
+    """What splits of samples have in common; see ``Split``."""
 
     samples: Samples
     vocab_size: int
-    mask_documents: bool
 
     @property
     def name(self) -> str:
@@ -104,6 +103,17 @@ class TokenSplit:
         """See ``Split.num_tokens``."""
         return self.samples.num_tokens
 
+    def excerpt(self, first_sample: int, count: int) -> Self:
+        """See ``Split.excerpt``."""
+        return dataclasses.replace(self, samples=Excerpt(self.samples, first_sample, count))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TokenSplit(SampleSplit):
+    """The samples of token files; see ``Split``."""
+
+    mask_documents: bool
+
     def read(self, first_sample: int, count: int, *, ordered: bool = False) -> Batch:
         """See ``Split.read``; in file order a batch may have nothing to predict."""
         return read_batch(
@@ -114,10 +124,6 @@ class TokenSplit:
             mask_documents=self.mask_documents,
             ordered=ordered,
         )
-
-    def excerpt(self, first_sample: int, count: int) -> "TokenSplit":
-        """See ``Split.excerpt``."""
-        return dataclasses.replace(self, samples=Excerpt(self.samples, first_sample, count))
 
     def origins(self, index: int) -> list[dict[str, Any]]:
         """See ``Split.origins``."""
