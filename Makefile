@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-examples test-exhaustive lint format bench clean help
+.PHONY: quickstart test test-examples test-exhaustive lint format docs bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
 	@echo "make test        install, then run all tests"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
+	@echo "make docs        the site of docs/, into build/site; no link may lead nowhere"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -49,6 +50,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/step_profile.py

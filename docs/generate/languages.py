@@ -1,5 +1,6 @@
-"""Pages in other languages: ``page.zh.md`` beside ``page.md`` stands at ``zh/page/``, with a switch between them."""
+"""Pages in other languages: ``page.zh.md`` beside ``page.md`` stands at ``zh/page/``, with a switch."""
 
+import itertools
 import posixpath
 import re
 from collections.abc import Container
@@ -79,7 +80,7 @@ def navigation_in(language: str, nav: Navigation, files: Files) -> Navigation:
             mine = Section(SECTIONS.get(section.title, {}).get(language, section.title), [*pages])
             for page in pages:
                 page.parent = mine
-            for before, after in zip(pages, pages[1:], strict=False):
+            for before, after in itertools.pairwise(pages):
                 before.next_page, after.previous_page = after, before
             sections.append(mine)
     made = Navigation([*sections], [page for section in sections for page in _pages(section)])

@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCS = ROOT / "docs"
-
-_BENCHMARKS = "benchmarks/results/"
+BENCHMARKS = "benchmarks/results/"
+"""Folder of the pages of results."""
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 _PICTURES = (".svg", ".png")
-_LANGUAGES = {".sh": "bash", ".sbatch": "bash", ".yaml": "yaml", ".yml": "yaml", ".py": "python", ".json": "json"}
+_LANGUAGES = {
+    ".sh": "bash",
+    ".sbatch": "bash",
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".py": "python",
+    ".json": "json",
+}
 _INCLUDED = re.compile(r"^<!-- include (\S+?)#(.+?) -->$", re.MULTILINE)
 
 
@@ -24,8 +30,8 @@ def place_of(path: str) -> str:
         return f"{place}/index.md" if (ROOT / path).is_dir() else place
     if path == "CONTRIBUTING.md":
         return "contributing.md"
-    if path.startswith(_BENCHMARKS):
-        return f"benchmarks/{path.removeprefix(_BENCHMARKS)}"
+    if path.startswith(BENCHMARKS):
+        return f"benchmarks/{path.removeprefix(BENCHMARKS)}"
     if (ROOT / path).is_dir():
         return f"repository/{path}/index.md"
     if inside.suffix in (".md", *_PICTURES):
@@ -40,9 +46,6 @@ def with_links(text: str, source: str, place: str) -> str:
         text: Markdown.
         source: The file that it is of, from the repository's root: links are relative to it.
         place: The path of the page's Markdown.
-
-    Raises:
-        FileNotFoundError: A link leads to no file.
     """
 
     def to_place(target: str) -> str:
@@ -51,7 +54,7 @@ def with_links(text: str, source: str, place: str) -> str:
             return target
         found = _in_repository(source, path)
         if not (ROOT / found).exists():
-            raise FileNotFoundError(f"{source}: there is no {path}, which it links to")
+            return target  # which MkDocs reports
         return os.path.relpath(place_of(found), PurePosixPath(place).parent) + hash_mark + anchor
 
     return change_links(text, to_place)
@@ -78,23 +81,28 @@ def linked(text: str, source: str) -> Iterator[str]:
             yield _in_repository(source, path)
 
 
-def with_sections(text: str) -> str:
-    """A text of docs/ in which ``<!-- include README.md#What works -->`` is that section of that file."""
-    return _INCLUDED.sub(lambda found: _section(found[1], found[2]), text)
+def with_sections(text: str, source: str) -> str:
+    """A text in which ``<!-- include README.md#What works -->`` is that section of that file.
+
+    Args:
+        text: Markdown.
+        source: The file that it is of, from the repository's root.
+    """
+    return _INCLUDED.sub(lambda found: _section(found[1], found[2], str(PurePosixPath(source).parent)), text)
 
 
 def pages_beside(texts: Mapping[str, str]) -> dict[str, str | Path]:
-    """Place -> Markdown, or a file to copy, of all that is outside docs/ and linked to, pages of benchmarks too.
+    """Place -> Markdown, or a file to copy, of all outside docs/ that is linked to, and of benchmarks.
 
     Args:
         texts: Path from the repository's root -> Markdown, of the pages to begin with.
     """
-    waiting = [path for source, text in texts.items() for path in linked(text, source)]
-    waiting += [str(path.relative_to(ROOT)) for path in sorted((ROOT / _BENCHMARKS).glob("*.md"))]
+    waiting = [str(path.relative_to(ROOT)) for path in sorted((ROOT / BENCHMARKS).glob("*.md"))]
+    waiting += [path for source, text in texts.items() for path in linked(text, source)]
     waiting.append("CONTRIBUTING.md")
     made: dict[str, str | Path] = {}
     while waiting:
-        path = waiting.pop()
+        path = waiting.pop(0)
         place = place_of(path)
         if place in made or path.split("/")[0] == "docs" or not (ROOT / path).exists():
             continue
@@ -107,13 +115,22 @@ def pages_beside(texts: Mapping[str, str]) -> dict[str, str | Path]:
     return made
 
 
+def listed(folder: str) -> str:
+    """A list of the pages of a folder by their titles, for the page of the folder itself."""
+    paths = [path for path in sorted((ROOT / folder).glob("*.md")) if path.name != "index.md"]
+    titles = [path.read_text().partition("\n")[0].removeprefix("# ") for path in paths]
+    return "\n".join(f"- [{title}]({path.name})" for path, title in zip(paths, titles, strict=True))
+
+
 def _text_of(path: str) -> tuple[str, str]:
     """Markdown that shows a file or folder, and the file that its links are relative to."""
     file = ROOT / path
     if file.is_dir():
         readme = file / "README.md"
         head = readme.read_text() if readme.exists() else f"# {path}\n"
-        inside = sorted(one for one in file.iterdir() if not one.name.startswith((".", "__")) and one != readme)
+        inside = sorted(
+            one for one in file.iterdir() if not one.name.startswith((".", "__")) and one != readme
+        )
         files = "\n".join(f"- [{one.name}]({one.name})" for one in inside)
         return f"{head}\n{files}\n", f"{path}/README.md"
     text = file.read_text()
@@ -122,20 +139,19 @@ def _text_of(path: str) -> tuple[str, str]:
     return f"# {file.name}\n\n`{path}`\n\n```{_LANGUAGES.get(file.suffix, 'text')}\n{text}```\n", path
 
 
-def _section(path: str, title: str) -> str:
-    """What stands below a heading of a file outside docs/, with links as from docs/."""
+def _section(path: str, title: str, folder: str) -> str:
+    """What stands below a heading of a file, with links as from a folder."""
     text = (ROOT / path).read_text()
     _, found, rest = text.partition(f"\n## {title}\n")
     if not found:
         raise ValueError(f"{path} has no section {title!r}")
     section = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
 
-    def from_docs(target: str) -> str:
-        return target if "://" in target else os.path.relpath(_in_repository(path, target), "docs")
+    def from_folder(target: str) -> str:
+        return target if "://" in target else os.path.relpath(_in_repository(path, target), folder)
 
-    return change_links(section, from_docs)
+    return change_links(section, from_folder)
 
 
 def _in_repository(source: str, path: str) -> str:
     return os.path.normpath(PurePosixPath(source).parent / path)
-

@@ -93,6 +93,16 @@ def pages() -> dict[str, str]:
     return {f"{FOLDER}/{name}.md": text for name, text in made.items()}
 
 
+def listed() -> str:
+    """A table of the pages."""
+    lines = ["| settings | |", "| --- | --- |"]
+    for path, text in pages().items():
+        title, _, rest = text.removeprefix("# ").partition("\n")
+        first = rest.strip().partition(". ")[0].partition("\n")[0].rstrip(".")
+        lines.append(f"| [{title}](settings/{path.rpartition('/')[2]}) | {first}. |")
+    return "\n".join(lines)
+
+
 def _page_of_run(hints: dict[str, Any]) -> str:
     rows = []
     for setting in settings_of(FinetuneConfig):
@@ -111,8 +121,8 @@ def _page_of_run(hints: dict[str, Any]) -> str:
 def _page_of_group(name: str, hint: Any) -> str:
     where = " (`groundup finetune` alone)" if name in _OF_FINETUNING else ""
     return (
-        f"# {name}\n\n{_descriptions(FinetuneConfig)[name]} Written in YAML below `{name}:`, or `{name}.NAME=value` on"
-        f" a command line{where}.\n\n" + "\n".join(_sections(name, hint, level=2))
+        f"# {name}\n\n{_descriptions(FinetuneConfig)[name]} Written in YAML below `{name}:`,"
+        f" or `{name}.NAME=value` on a command line{where}.\n\n" + "\n".join(_sections(name, hint, level=2))
     )
 
 
@@ -130,8 +140,8 @@ def _page_of_recipe() -> str:
 
 def _page_of_tasks() -> str:
     return (
-        "# Evaluation tasks\n\nOptions of the tasks of `groundup eval`, written `TASK.OPTION=value`; in a run's"
-        " settings, below `eval.options`.\n\n" + "\n".join(_sections("", Task, level=2))
+        "# Evaluation tasks\n\nOptions of the tasks of `groundup eval`, written `TASK.OPTION=value`;"
+        " in a run's settings, below `eval.options`.\n\n" + "\n".join(_sections("", Task, level=2))
     )
 
 
@@ -162,11 +172,11 @@ def _sections(path: str, hint: Any, level: int) -> Iterator[str]:
 
 
 def _table(settings: list[Setting]) -> str:
-    lines = ["| setting | value | default | |", "| --- | --- | --- | --- |"]
+    lines = ['<div class="cards" markdown>\n', "| setting | value | default | |", "| --- | --- | --- | --- |"]
     for one in settings:
         cells = (f"`{one.name}`", one.type, one.default, one.description.replace("``", "`"))
         lines.append(f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "\n</div>\n"])
 
 
 def _summary(cls: type) -> str:

@@ -30,6 +30,18 @@ def pages() -> dict[str, str]:
     return {f"{FOLDER}/{name}.md": _page(app[name], name) for name in _names(app)}
 
 
+def listed() -> str:
+    """A table of all verbs, each with a link to its help and the first line of that."""
+    app = build_app()
+    lines = ["| command | |", "| --- | --- |"]
+    for words in sorted(verbs()):
+        verb = app[words[0]][words[1]] if words[1:] else app[words[0]]
+        anchor = f"#groundup-{'-'.join(words)}" if words[1:] else ""
+        first = (verb.help or megatron.__doc__ or "").strip().partition("\n")[0]
+        lines.append(f"| [{' '.join(words)}](commands/{words[0]}.md{anchor}) | {first} |")
+    return "\n".join(lines)
+
+
 def _page(verb: App, name: str) -> str:
     parts = [_described(verb, [name], level=1)]
     parts += [_described(verb[inner], [name, inner], level=2) for inner in _names(verb)]
