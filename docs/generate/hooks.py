@@ -88,7 +88,7 @@ def _filled(nav: list[Any], pages: list[str]) -> list[Any]:
 
     def fill(items: list[Any]) -> Iterator[Any]:
         for item in items:
-            if isinstance(item, str) and item.endswith("/*"):
+            if isinstance(item, str) and "*" in item:
                 yield from _unnamed(item, pages, named)
             elif isinstance(item, dict):
                 ((title, inside),) = item.items()

@@ -5,6 +5,7 @@ import posixpath
 import re
 from collections.abc import Container
 
+from mkdocs.structure import StructureItem
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.nav import Navigation, Section
 from mkdocs.structure.pages import Page
@@ -18,8 +19,14 @@ FIRST = next(iter(LANGUAGES))
 SECTIONS = {
     "Start": {"zh": "开始", "es": "Empezar"},
     "Workflows": {"zh": "工作流程", "es": "Flujos de trabajo"},
+    "How-to guides": {"zh": "操作指南", "es": "Guías"},
+    "Reference": {"zh": "参考", "es": "Referencia"},
+    "Concepts": {"zh": "概念", "es": "Conceptos"},
+    "Decisions": {"zh": "设计决策", "es": "Decisiones"},
+    "Troubleshooting": {"zh": "故障排查", "es": "Solución de problemas"},
+    "Benchmarks": {"zh": "性能测试", "es": "Mediciones"},
 }
-"""Title of a section that has pages in other languages -> its title there."""
+"""Title of a part of the site -> its title in other languages; without one it keeps its own."""
 
 _MARKED = re.compile(rf"\.({'|'.join(LANGUAGES)})(\.md)$")
 
@@ -66,25 +73,26 @@ def with_links(text: str, page: str, known: Container[str]) -> str:
 
 
 def navigation_in(language: str, nav: Navigation, files: Files) -> Navigation:
-    """The sections that have pages in a language, of these pages."""
-    sections = []
-    for section in nav.items:
-        if not isinstance(section, Section):
-            continue
-        pages = [
-            file.page
-            for one in _pages(section)
-            if (file := files.get_file_from_path(translated(one.file.src_uri, language))) and file.page
-        ]
-        if pages:
-            mine = Section(SECTIONS.get(section.title, {}).get(language, section.title), [*pages])
-            for page in pages:
-                page.parent = mine
-            for before, after in itertools.pairwise(pages):
-                before.next_page, after.previous_page = after, before
-            sections.append(mine)
-    made = Navigation([*sections], [page for section in sections for page in _pages(section)])
-    made.homepage = next((page for page in made.pages if original(page.file.src_uri) == "index.md"), None)
+    """The navigation with pages of a language in place of those that they are translations of."""
+    mine: list[Page] = []
+
+    def in_language(item: StructureItem) -> StructureItem:
+        if isinstance(item, Section):
+            section = Section(_title(item.title, language), [in_language(child) for child in item.children])
+            for child in section.children:
+                if isinstance(child, Section) or child in mine:
+                    child.parent = section
+            return section
+        file = isinstance(item, Page) and files.get_file_from_path(translated(item.file.src_uri, language))
+        if not file or not file.page:
+            return item
+        mine.append(file.page)
+        return file.page
+
+    made = Navigation([in_language(item) for item in nav.items], mine)
+    for before, after in itertools.pairwise(mine):
+        before.next_page, after.previous_page = after, before
+    made.homepage = next((page for page in mine if original(page.file.src_uri) == "index.md"), None)
     return made
 
 
@@ -100,8 +108,5 @@ def switch(page: Page, files: Files) -> list[dict[str, str]]:
     return links
 
 
-def _pages(item: Section) -> list[Page]:
-    found: list[Page] = []
-    for child in item.children:
-        found += _pages(child) if isinstance(child, Section) else [child] if isinstance(child, Page) else []
-    return found
+def _title(title: str, language: str) -> str:
+    return SECTIONS.get(title, {}).get(language, title)

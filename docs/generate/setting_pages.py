@@ -172,7 +172,11 @@ def _sections(path: str, hint: Any, level: int) -> Iterator[str]:
 
 
 def _table(settings: list[Setting]) -> str:
-    lines = ['<div class="cards" markdown>\n', "| setting | value | default | |", "| --- | --- | --- | --- |"]
+    lines = [
+        '<div class="cards settings" markdown>\n',
+        "| setting | value | default | |",
+        "| --- | --- | --- | --- |",
+    ]
     for one in settings:
         cells = (f"`{one.name}`", one.type, one.default, one.description.replace("``", "`"))
         lines.append(f"| {' | '.join(cell.replace('|', _BAR) for cell in cells)} |")
