@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-slow test-examples test-exhaustive lint format bench clean help
+.PHONY: quickstart test test-slow test-examples test-exhaustive lint format docs bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-slow   run those that take over ten seconds: guides, restarts, layouts (minutes)"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
+	@echo "make docs        the site of docs/, into build/site; no link may lead nowhere"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -53,6 +54,9 @@ lint: $(VENV)/.dev
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/step_profile.py
