@@ -1,4 +1,4 @@
-"""Stands for srun, scontrol and scancel, by its name: enough of them for examples/slurm on one machine."""
+"""Stands for srun, scontrol and scancel, by its name: enough of them for deploy/slurm on one machine."""
 
 import os
 import signal
