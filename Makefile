@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-examples test-exhaustive lint format bench clean help
+.PHONY: quickstart test test-examples test-exhaustive lint dist format bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
 	@echo "make test        install, then run all tests"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
+	@echo "make dist        wheel and sdist into dist/, installed into an empty environment and tried (minutes)"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -46,6 +47,9 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+dist: $(VENV)/.dev
+	.ci/check-dist
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -57,4 +61,4 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/plan_scale.py
 
 clean:
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) quickstart dist
