@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-examples test-exhaustive lint dist format bench clean help
+.PHONY: quickstart test test-examples test-exhaustive lint dist container format bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
 	@echo "make dist        wheel and sdist into dist/, installed into an empty environment and tried (minutes)"
+	@echo "make container   the images for CPUs, and the quickstart in one, where docker or podman answers"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -49,6 +50,9 @@ lint: $(VENV)/.dev
 
 dist: $(VENV)/.dev
 	.ci/check-dist
+
+container:
+	.ci/build-images
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
