@@ -66,6 +66,7 @@ def train(
         from_step=run.state.step,
         tensorboard=_events_dir(config),
         mute=not run.mesh.is_first,
+        start=run.start,
     )
     report = Report(run, metrics)
     with LiveLine(report.live.text):

@@ -1,6 +1,8 @@
 """The records of a run: ``metrics.jsonl`` (the truth), and TensorBoard events on request."""
 
 import time
+import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -10,7 +12,7 @@ from groundup.core.files import atomic_write
 
 METRICS_FILE = "metrics.jsonl"
 STARTS_FILE = "starts.jsonl"
-"""When a run was begun and gone on with, a line each."""
+"""When, and on what, a run was begun and gone on with, a line each."""
 _CUT_SHORT = 1 << 62  # the step of an incomplete record
 
 
@@ -30,10 +32,17 @@ class Metrics:
         from_step: Records of later steps are dropped: they belong to an attempt that was not saved.
         tensorboard: Folder for TensorBoard events, or None.
         mute: Whether to write nothing, because another rank does.
+        start: What is recorded of this start beside its step and time.
     """
 
     def __init__(
-        self, run_dir: Path, *, from_step: int, tensorboard: Path | None, mute: bool = False
+        self,
+        run_dir: Path,
+        *,
+        from_step: int,
+        tensorboard: Path | None,
+        mute: bool = False,
+        start: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         self._file: IO[bytes] | None = None
         self._sinks: list[Sink] = []
@@ -43,7 +52,7 @@ class Metrics:
         self._tensorboard = tensorboard
         self._file = self._open(from_step)
         with (run_dir / STARTS_FILE).open("ab") as starts:
-            starts.write(orjson.dumps({"step": from_step, "time": time.time()}) + b"\n")
+            starts.write(orjson.dumps({"step": from_step, "time": time.time(), **start}) + b"\n")
 
     def go_back(self, step: int) -> None:
         """Drops the records of steps after ``step``, which will be made again."""
