@@ -11,7 +11,7 @@ from groundup.tokens.dataset.dataset_manifest import TokensManifest, find_manife
 from groundup.tokens.dataset.document_sources import DocumentSources, document_sources_path
 from groundup.tokens.dataset.indexed import strip_ending
 
-_RECORDS = (".jsonl", ".json", ".zst", ".gz", ".parquet")
+_RECORDS = (".jsonl", ".ndjson", ".json", ".zst", ".gz", ".parquet", ".arrow")
 _MOST_SOURCES = 1000
 _MOST_PREFIXES = 20
 _DEEPEST = 5

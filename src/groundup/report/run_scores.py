@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from groundup.checkpoint.native.folder import has_step_name, step_of
 from groundup.core.errors import DataError
 from groundup.core.files import read_json
 from groundup.eval.score_history import FOLDER
@@ -47,22 +48,26 @@ def run_scores(run: RunRecords) -> Iterator[Score]:
                     yield Score(kind.removeprefix("eval/"), name, value, step=int(last["step"]))
     found = [*sorted((run.folder / FOLDER).glob("*.json")), *sorted(run.folder.glob("*.json"))]
     for path in [path for path in found if path.stat().st_size < _LARGEST_RESULT][:_MOST_FILES]:
-        for tree in _tasks(path):
-            errors = tree.get("standard_errors", {})
-            for name, value in tree.get("figures", {}).items():
-                yield Score(tree["task"], name, value, errors.get(name), _step_of_results(path), path, tree)
+        whole = _results(path)
+        step = _step_of_results(path, whole)
+        for tree in whole.get("tasks", []):
+            if isinstance(tree, dict) and "task" in tree:
+                errors = tree.get("standard_errors", {})
+                for name, value in tree.get("figures", {}).items():
+                    yield Score(tree["task"], name, value, errors.get(name), step, path, tree)
 
 
-def _tasks(path: Path) -> list[dict[str, Any]]:
+def _results(path: Path) -> dict[str, Any]:
     try:
         tree = read_json(path)
     except DataError:  # of others
-        return []
-    if not isinstance(tree, dict) or tree.get("kind") != "evaluation":
-        return []
-    return [task for task in tree.get("tasks", []) if isinstance(task, dict) and "task" in task]
+        return {}
+    return tree if isinstance(tree, dict) and tree.get("kind") == "evaluation" else {}
 
 
-def _step_of_results(path: Path) -> int | None:
+def _step_of_results(path: Path, tree: Mapping[str, Any]) -> int | None:
     digits = path.stem.removeprefix("step_").partition("_")[0]
-    return int(digits) if path.parent.name == FOLDER and digits.isdecimal() else None
+    if path.parent.name == FOLDER and digits.isdecimal():
+        return int(digits)
+    model = Path(str(tree.get("model", "")))
+    return step_of(model) if has_step_name(model) else None
