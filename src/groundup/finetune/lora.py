@@ -8,7 +8,7 @@ Shapes: R rank, I inputs.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -176,6 +176,23 @@ def fill_adapters(model: nn.Module, *, seed: int) -> None:
                 place(parameter, initial_a(name, tuple(parameter.shape), seed))
             elif name.endswith(b):
                 place(parameter, torch.zeros(parameter.shape))
+
+
+def with_adapters_merged(parameters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Returns the weights of a model in memory with its adapters added, in fp32; others are as they are.
+
+    Args:
+        parameters: By name, of weights and adapters.
+        scale: s.
+    """
+    a, b = ADAPTER_PARAMETERS
+    found = {name: tensor for name, tensor in parameters.items() if not name.endswith((a, b))}
+    for name, b_OR in parameters.items():
+        if name.endswith(b):
+            layer = name.removesuffix(b)
+            low_OI = (b_OR.float() @ parameters[layer + a].float()).mul_(scale)
+            found[f"{layer}.weight"] = low_OI.add_(parameters[f"{layer}.weight"])
+    return found
 
 
 def initial_a(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
