@@ -29,8 +29,8 @@ Scores = Mapping[str, Mapping[str, float]]
 ScoreTasks = Callable[[Run], Scores]
 """Measures the tasks of ``config.eval``; leaves the model as it was."""
 
-Complete = Callable[[Run], str]
-"""Completes ``config.sample.prompt``; leaves the model as it was."""
+Complete = Callable[[Run], Sequence[str]]
+"""Completes each of ``config.sample.texts``; leaves the model as it was."""
 
 
 def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[str, Evaluation]:
@@ -155,9 +155,10 @@ def _apart(run: Run) -> Iterator[None]:
 
 
 def log_sample(run: Run, metrics: Metrics, complete: Complete) -> None:
-    """Completes the prompt of the config, logs and records the text."""
+    """Completes the prompts of the config, logs and records the texts."""
     run.heartbeat.record(run.state.step, "sampling", is_long=True)
     with without_gathering(run.state.parts):
-        text = complete(run)
-    logger.info("step %d: %s%s", run.state.step, run.config.sample.prompt, text)
-    metrics.record("sample", run.state.step, text=run.config.sample.prompt + text)
+        completions = complete(run)
+    for prompt, completion in zip(run.config.sample.texts, completions, strict=True):
+        logger.info("step %d: %s%s", run.state.step, prompt, completion)
+        metrics.record("sample", run.state.step, text=prompt + completion, prompt=prompt)
