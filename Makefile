@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-examples test-exhaustive lint format bench clean help
+.PHONY: quickstart test test-slow test-examples test-exhaustive lint format bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
-	@echo "make test        install, then run all tests"
+	@echo "make test        install, then run the tests"
+	@echo "make test-slow   run those that take over ten seconds: guides, restarts, layouts (minutes)"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
@@ -33,6 +34,9 @@ quickstart: $(VENV)/.train
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-examples: $(VENV)/.dev
 	$(BIN)/python -m pytest -m example
