@@ -17,7 +17,7 @@ from groundup.train.loss import IGNORE
 from groundup.train.megatron_lines import validation_lines, write_line
 from groundup.train.metrics import Metrics
 from groundup.train.objective import Objective
-from groundup.train.run_data import Split
+from groundup.train.run_data import HeldOutSplit, Split
 from groundup.train.setup import Run
 
 Evaluate = Callable[[Run, Split, int], Evaluation]
@@ -108,10 +108,10 @@ def measure(
     return Evaluation(total_loss=totals[0], num_tokens=denominator, num_bytes=num_bytes, figures=figures)
 
 
-def _held_out(run: Run, name: str) -> Split:
+def _held_out(run: Run, name: str) -> HeldOutSplit:
     """The samples to evaluate: in Megatron-LM's order each validation takes those behind the one before."""
     config = run.config
-    whole: Split = getattr(run.data, name)
+    whole: HeldOutSplit = getattr(run.data, name)
     count = config.samples_of_a_validation
     if config.data.order == "seeded" or not count:
         return whole
