@@ -135,4 +135,4 @@ def test_links_that_lead_nowhere_end_the_build(tmp_path):
     done = build(tmp_path / "site", folder=tmp_path)
     assert done.returncode == 1
     assert [link for link in links if link in done.stderr] == list(links)
-    assert "Aborted with" in done.stderr
+    assert done.stderr.count("WARNING") == len(links)
