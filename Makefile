@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-slow test-examples test-exhaustive lint format docs bench clean help
+.PHONY: quickstart test test-slow test-examples test-exhaustive lint dist container format docs bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
@@ -13,6 +13,8 @@ help:
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
 	@echo "make docs        the site of docs/, into build/site; no link may lead nowhere"
+	@echo "make dist        wheel and sdist into dist/, installed into an empty environment and tried (minutes)"
+	@echo "make container   the images for CPUs, and the quickstart in one, where docker or podman answers"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -51,6 +53,12 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+dist: $(VENV)/.dev
+	.ci/check-dist
+
+container:
+	.ci/build-images
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -65,4 +73,4 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/plan_scale.py
 
 clean:
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) quickstart dist build
