@@ -128,7 +128,7 @@ def listed(folder: str) -> str:
 def _tracked() -> list[Path]:
     """The repository's own files: beside them may lie the data of benchmarks, and what was built."""
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
     return [ROOT / name for name in listing.split("\0")]
 
 
