@@ -17,7 +17,7 @@ BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
     "checkpoint": 9220,
-    "cli": 7040,
+    "cli": 7160,
     "core": 2520,
     "corpus": 9740,
     "deepspeed": 740,
@@ -33,8 +33,8 @@ BUDGETS = {
     "serve": 2200,
     "report": 2760,
     "tokens": 8220,
-    "train": 5510,
-    "verify": 850,
+    "train": 5580,
+    "verify": 1600,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
 

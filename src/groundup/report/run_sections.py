@@ -18,6 +18,8 @@ from groundup.report.run_scores import run_scores
 
 _COMPLETIONS = "samples.jsonl"
 _MOST_SAMPLES = 12
+_FEWEST_SAMPLES = 3
+"""Of a prompt, where there are many."""
 _MOST_CHARACTERS = 4000
 _MOST_EVENTS = 200
 
@@ -55,8 +57,14 @@ def samples(runs: Sequence[RunRecords]) -> Iterator[Section]:
     """What the model wrote as it learned."""
     for run in runs:
         title = "Samples" if len(runs) == 1 else f"Samples of {run.name}"
+        by_prompt: dict[str, list[Record]] = {}
+        for record in run.kinds.get("sample", ()):
+            by_prompt.setdefault(str(record.get("prompt", "")), []).append(record)
+        most = max(_FEWEST_SAMPLES, _MOST_SAMPLES // max(1, len(by_prompt)))
         shown = [
-            (record["step"], "", record.get("text", "")) for record in _some(run.kinds.get("sample", ()))
+            (record["step"], "", record.get("text", ""))
+            for records in by_prompt.values()
+            for record in _some(records, most)
         ]
         for record in _completions(run.folder / _COMPLETIONS):
             reward = f"reward {short(record.get('reward'))}"
@@ -144,10 +152,10 @@ def _checkpoint(folder: Path, *, reads_all: bool) -> list[str]:
     return [written, human_bytes(size), tokens, said]
 
 
-def _some(records: Sequence[Record]) -> list[Record]:
-    if len(records) <= _MOST_SAMPLES:
+def _some(records: Sequence[Record], most: int) -> list[Record]:
+    if len(records) <= most:
         return list(records)
-    return [records[round(at * (len(records) - 1) / (_MOST_SAMPLES - 1))] for at in range(_MOST_SAMPLES)]
+    return [records[round(at * (len(records) - 1) / (most - 1))] for at in range(most)]
 
 
 def _completions(path: Path) -> Iterator[Record]:
