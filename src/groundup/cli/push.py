@@ -2,8 +2,10 @@
 
 import contextlib
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Literal
 
 from groundup.checkpoint.peft_settings import ADAPTER
@@ -82,7 +84,8 @@ def push(
             branch = f", branch {revision}" if revision else ""
             print(f"Nothing was sent. Without --dry-run these go to {url}{branch}.")
             return
-        pushed = push_folder(folder, repository, private=private, revision=revision)
+        with _second_interrupt_ends():
+            pushed = push_folder(folder, repository, private=private, revision=revision)
     said = "made" if pushed.created else "changed" if pushed.changed else "had all of it already"
     size = human_bytes(sum(file.bytes for file in files))
     print(f"{pushed.url}: {said}; {len(files)} files, {size}, commit {pushed.commit[:12]}")
@@ -133,6 +136,23 @@ def _converted(
         yield staged
     finally:
         shutil.rmtree(staged, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _second_interrupt_ends() -> Iterator[None]:
+    """Lets Ctrl-C end at once where the first one waits for large files that are under way."""
+    from groundup.core.log import logger
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        logger.warning("stopping when the files under way have arrived; Ctrl-C again stops at once")
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _list(files: "list[HubFile]") -> None:
