@@ -113,11 +113,11 @@ _UNSEEN: Mapping[Shape, tuple[tuple[str, str], ...]] = {
         ("data that repeats itself or is not shuffled", "`groundup corpus dedup`; data.order."),
     ),
     "drift": (
-        (_SHIFT, "Decode a sample with its targets: `groundup tokens trace`."),
+        (_SHIFT, "Print a batch: its targets beside its tokens. `groundup tokens trace` has their text."),
         ("other data, or in another order", "Compare fingerprints: `groundup tokens verify`."),
     ),
     "offset": (
-        (_SHIFT, "Decode a sample with its targets: `groundup tokens trace`."),
+        (_SHIFT, "Print a batch: its targets beside its tokens. `groundup tokens trace` has their text."),
         ("samples that are not shuffled, or other data", "Compare fingerprints: `groundup tokens verify`."),
     ),
 }  # fmt: skip
