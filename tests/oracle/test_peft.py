@@ -14,7 +14,13 @@ from groundup.checkpoint.huggingface.weights import write_huggingface
 from groundup.checkpoint.lazy import as_lazy, in_memory, load
 from groundup.checkpoint.low_rank import AdapterAbout, adapter_of, base_fingerprint
 from groundup.core.errors import CheckpointError, ConfigError
-from groundup.finetune.lora import LoraConfig, add_adapters, fill_adapters, target_layers
+from groundup.finetune.lora import (
+    LoraConfig,
+    add_adapters,
+    fill_adapters,
+    target_layers,
+    with_adapters_merged,
+)
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from tests.instances import MODELS
@@ -134,7 +140,12 @@ def test_merged_is_applied_and_peft_loads_what_is_written(kind, tmp_path):
     require_close(their_logits(theirs(tmp_path), batch()), applied)
     drawn = [Engine(one).generate([[1, 2, 3]], sampling=Sampling(temperature=0), max_new_tokens=12)[0].ids
              for one in (loaded, merged, open_model(tmp_path / "base", device="cpu"))]  # fmt: skip
-    assert drawn[0] == drawn[1] != drawn[2]  # as completions while training and rollouts are
+    assert drawn[0] == drawn[1] != drawn[2]  # as completions while training are
+    of_rollouts = with_adapters_merged(dict(loaded.model.named_parameters()), 2.0)
+    stored = dict(merged.model.named_parameters())
+    assert of_rollouts.keys() <= stored.keys()
+    for name, weight in of_rollouts.items():
+        require_close(weight, stored[name])
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama-grouped-tied"])

@@ -113,7 +113,7 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             raise ConfigError(
                 "these ranks were started by torchrun or srun, which alone can start them again",
                 where="--max-restarts",
-                fix="Leave it out: give it to torchrun, or repeat srun as examples/slurm/train.sbatch does.",
+                fix="Leave it out: give it to torchrun, or repeat srun as deploy/slurm/train.sbatch does.",
             )
     if rank is not None:
         prefix_log_lines(rank.rank)
@@ -271,8 +271,8 @@ def evaluate(run: "Run", split: "Split", num_batches: int) -> "Evaluation":
     return evaluate_split(run, split, num_batches, byte_lengths=byte_lengths)
 
 
-def complete(run: "Run") -> str:
-    """Completes ``config.sample.prompt``."""
+def complete(run: "Run") -> list[str]:
+    """Completes each of ``config.sample.texts``."""
     from groundup.checkpoint.lazy import LoadedModel
     from groundup.cli.completion import prompt_ids
     from groundup.inference.engine import Engine
@@ -288,10 +288,10 @@ def complete(run: "Run") -> str:
         companions=run.state.companions,
     )
     encode = run.learning.encode_prompt
-    generation = Engine(loaded).generate(
-        [encode(run, config.prompt) if encode else prompt_ids(loaded, config.prompt)],
+    generations = Engine(loaded).generate(
+        [encode(run, text) if encode else prompt_ids(loaded, text) for text in config.texts],
         sampling=Sampling(temperature=config.temperature),
         max_new_tokens=config.max_new_tokens,
         stop_ids=loaded.stop_ids,
-    )[0]
-    return generation.text
+    )
+    return [generation.text for generation in generations]

@@ -60,7 +60,7 @@ class FinetuneConfig(TrainConfig):
         learning = self.stage.learning(self)
         if not self.lora.rank:
             return learning
-        return dataclasses.replace(learning, adapters=adapters_of(self, learning.change_start))
+        return dataclasses.replace(learning, adapters=adapters_of(self, self.lora, learning.change_start))
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

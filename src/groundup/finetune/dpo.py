@@ -7,7 +7,7 @@ answer is compared with that by the weights at the start.
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -20,6 +20,7 @@ from groundup.finetune.pair_loss import LossName, PairLoss, PairObjective
 from groundup.finetune.pair_split import PairFormat, PairSplit
 from groundup.finetune.pairs import PairFields
 from groundup.finetune.record_data import (
+    ConfigT,
     open_stored,
     record_data,
     record_defaults,
@@ -30,12 +31,10 @@ from groundup.finetune.record_data import (
 from groundup.finetune.reference import fill_reference
 from groundup.finetune.sft import encode_question
 from groundup.finetune.templates import with_template
+from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 from groundup.train.run_data import RunData
 from groundup.train.setup import Run
-
-if TYPE_CHECKING:
-    from groundup.finetune.config import FinetuneConfig
 
 
 @config
@@ -79,7 +78,7 @@ class Dpo:
         """Returns settings of the run that this stage has another default for."""
         return record_defaults(tree, Dpo.kind) | {"optimizer": {"kind": "adamw", "lr": 1e-6}}
 
-    def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
+    def completed(self, run: ConfigT) -> ConfigT:
         """Returns the config with what model and data decide: the vocabulary, and the number of steps."""
         require_records(run, self.kind)
         if run.layout.cp > 1:
@@ -98,7 +97,7 @@ class Dpo:
         names = [field.name for field in dataclasses.fields(PairLoss)]
         return PairLoss(**{name: getattr(self, name) for name in names})
 
-    def learning(self, run: "FinetuneConfig") -> Learning:
+    def learning(self, run: TrainConfig) -> Learning:
         """Returns what the training loop is given."""
         require_records(run, self.kind)
         with quiet():  # what is said of the model is said where the run begins with it
@@ -123,7 +122,7 @@ class Dpo:
     def _changed(self, stored: LazyModel) -> LazyModel:
         return with_template(stored, self.template) if self._has_template(stored) else stored
 
-    def _open(self, run: "FinetuneConfig", stored: LazyModel) -> RunData:
+    def _open(self, run: TrainConfig, stored: LazyModel) -> RunData:
         """Opens the pairs of a run.
 
         Raises:

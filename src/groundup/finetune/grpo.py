@@ -17,14 +17,14 @@ from groundup.core.errors import ConfigError
 from groundup.finetune.policy_loss import Normalisation, ScaleRewards
 from groundup.finetune.policy_objective import PolicyObjective
 from groundup.finetune.prompts import PromptForm, prompt_data, prompt_encoder
-from groundup.finetune.record_data import BY_EPOCHS
+from groundup.finetune.record_data import BY_EPOCHS, ConfigT
 from groundup.finetune.rewards import BadRewards, Rewards
 from groundup.finetune.rollout_batches import RolloutBatches
 from groundup.inference.sampler import Sampling
+from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 
 if TYPE_CHECKING:
-    from groundup.finetune.config import FinetuneConfig
     from groundup.train.setup import Run
 
 _LONGEST = 2048
@@ -117,7 +117,7 @@ class Grpo:
             "log": {"interval": 1},
         }
 
-    def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
+    def completed(self, run: ConfigT) -> ConfigT:
         """Returns the config with what the prompts decide: the number of steps."""
         self.learning(run)
         if run.num_steps < BY_EPOCHS:
@@ -126,7 +126,7 @@ class Grpo:
         steps = math.ceil(self.epochs * samples / run.global_batch_size)
         return dataclasses.replace(run, num_steps=max(1, steps))
 
-    def learning(self, run: "FinetuneConfig") -> Learning:
+    def learning(self, run: TrainConfig) -> Learning:
         """Returns what the training loop is given.
 
         Raises:
@@ -160,7 +160,7 @@ class Grpo:
         state = run.state
         return prompt_encoder(run.tokenizer, state.companions, state.bos_ids, self.prompts)(text)
 
-    def _require_possible(self, run: "FinetuneConfig") -> None:
+    def _require_possible(self, run: TrainConfig) -> None:
         layout = run.layout
         refused = {
             "start.path": run.start.path is None and "there is no model to begin with",

@@ -8,9 +8,8 @@ Shapes: R rank, I inputs.
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +28,9 @@ from groundup.parallel.dtensor import place
 from groundup.parallel.low_rank_linear import add_adapter
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
 from groundup.tokens.tokenizer.word_list import integers
+from groundup.train.config import TrainConfig
 from groundup.train.init_weights import open_start
 from groundup.train.learning import Adapters
-
-if TYPE_CHECKING:
-    from groundup.finetune.config import FinetuneConfig
 
 
 @config
@@ -79,19 +76,19 @@ def target_layers(model: ModelConfig, targets: str) -> list[str]:
 
 
 def adapters_of(
-    run: "FinetuneConfig", change_start: Callable[[LazyModel], LazyModel] | None = None
+    run: TrainConfig, lora: LoraConfig, change_start: Callable[[LazyModel], LazyModel] | None = None
 ) -> Adapters:
     """Returns what the training loop is given of the adapters of a run.
 
     Args:
-        run: With ``lora.rank``.
+        run: The run.
+        lora: Of rank 1 or more.
         change_start: As the stage's ``Learning`` has it.
 
     Raises:
         CheckpointError: There is no base model.
         ConfigError: The adapters cannot be trained with these settings.
     """
-    lora = run.lora
     layers = target_layers(run.model, lora.targets)
     if run.start.path is None or run.start.state:
         raise ConfigError(
@@ -176,6 +173,23 @@ def fill_adapters(model: nn.Module, *, seed: int) -> None:
                 place(parameter, initial_a(name, tuple(parameter.shape), seed))
             elif name.endswith(b):
                 place(parameter, torch.zeros(parameter.shape))
+
+
+def with_adapters_merged(parameters: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
+    """Returns the weights of a model in memory with its adapters added, in fp32; others are as they are.
+
+    Args:
+        parameters: By name, of weights and adapters.
+        scale: s.
+    """
+    a, b = ADAPTER_PARAMETERS
+    found = {name: tensor for name, tensor in parameters.items() if not name.endswith((a, b))}
+    for name, b_OR in parameters.items():
+        if name.endswith(b):
+            layer = name.removesuffix(b)
+            low_OI = (b_OR.float() @ parameters[layer + a].float()).mul_(scale)
+            found[f"{layer}.weight"] = low_OI.add_(parameters[f"{layer}.weight"])
+    return found
 
 
 def initial_a(name: str, shape: tuple[int, ...], seed: int) -> Tensor:

@@ -114,10 +114,6 @@ class PromptSplit:
             extra={SAMPLE: torch.arange(first, first + count)},
         )
 
-    def excerpt(self, first_sample: int, count: int) -> "PromptSplit":
-        """Not asked for: the order is the seeded one."""
-        raise NotImplementedError
-
     def origins(self, index: int) -> list[dict[str, Any]]:
         """See ``Split.origins``."""
         step, offset = divmod(index, self._batch_size)

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from groundup.checkpoint.lazy import LazyModel
 from groundup.core.errors import ConfigError, DataError
@@ -15,12 +15,10 @@ from groundup.finetune.tokenized_chats import ChatSource, RecordFormat, open_cha
 from groundup.tokens.sampling.packing import PackedDataset
 from groundup.tokens.sampling.split_documents import SPLITS, split_ranges
 from groundup.tokens.tokenizer.load_tokenizer import load_tokenizer
+from groundup.train.config import TrainConfig
 from groundup.train.init_weights import open_start
 from groundup.train.run_data import RunData
 from groundup.train.setup import Run
-
-if TYPE_CHECKING:
-    from groundup.finetune.config import FinetuneConfig
 
 BY_EPOCHS = 10**9
 """Stands for the number of steps until the records are counted."""
@@ -29,6 +27,8 @@ _LONGEST = 2048
 _KEPT = "conversations"
 
 SplitKind = TypeVar("SplitKind", bound=ChatSplit)
+ConfigT = TypeVar("ConfigT", bound=TrainConfig)
+"""A config with all that its stage does not look at."""
 
 
 def record_defaults(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def record_defaults(tree: Mapping[str, Any], kind: str) -> dict[str, Any]:
     }
 
 
-def require_records(run: "FinetuneConfig", kind: str) -> None:
+def require_records(run: TrainConfig, kind: str) -> None:
     """Refuses settings that a run on records does not have.
 
     Raises:
@@ -72,7 +72,7 @@ def require_records(run: "FinetuneConfig", kind: str) -> None:
         raise ConfigError(problem, where=f"stage.kind={kind}", fix=fix)
 
 
-def open_stored(run: "FinetuneConfig") -> LazyModel:
+def open_stored(run: TrainConfig) -> LazyModel:
     """Opens the model that a run begins with."""
     assert run.start.path is not None, "it was checked"
     tokenizer = load_tokenizer(run.data.tokenizer) if run.data.tokenizer else None
@@ -80,12 +80,8 @@ def open_stored(run: "FinetuneConfig") -> LazyModel:
 
 
 def with_steps(
-    run: "FinetuneConfig",
-    stored: LazyModel,
-    open_data: "Callable[[FinetuneConfig], RunData]",
-    *,
-    epochs: float,
-) -> "FinetuneConfig":
+    run: ConfigT, stored: LazyModel, open_data: Callable[[TrainConfig], RunData], *, epochs: float
+) -> ConfigT:
     """Returns a config with the vocabulary of the model, and the number of steps that make the epochs."""
     model = dataclasses.replace(run.model, vocab_size=stored.config.vocab_size)
     run = dataclasses.replace(run, model=model)
@@ -96,7 +92,7 @@ def with_steps(
 
 
 def record_data(
-    run: "FinetuneConfig", how: RecordFormat, kind: type[SplitKind], *, row_length: int | None = None
+    run: TrainConfig, how: RecordFormat, kind: type[SplitKind], *, row_length: int | None = None
 ) -> RunData:
     """Opens the records of a run.
 
@@ -153,7 +149,7 @@ def _split(
     source: ChatSource,
     documents: tuple[int, int],
     name: str,
-    run: "FinetuneConfig",
+    run: TrainConfig,
     kind: type[SplitKind],
     row_length: int,
 ) -> SplitKind | None:

@@ -1,17 +1,17 @@
 """Completions of prompts by the weights in training, drawn by the engine that serves models."""
 
-import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from groundup.checkpoint.lazy import LoadedModel
+from groundup.finetune.lora import with_adapters_merged
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import FinishReason, Request
-from groundup.models import build_model, evaluating
+from groundup.models import build_model
 from groundup.parallel.dtensor import local, whole
 from groundup.train.setup import Run
 
@@ -56,58 +56,55 @@ def complete_prompts(
     Raises:
         CheckpointError: The weights are not finite.
     """
-    with _model_of(run) as model:
-        loaded = LoadedModel(
-            config=run.config.model,
-            model=model,
-            tokenizer=run.tokenizer,
-            source=run.config.run_dir,
-            bos_ids=run.state.bos_ids,
-            companions=run.state.companions,
+    loaded = LoadedModel(
+        config=run.config.model,
+        model=_model_of(run),
+        tokenizer=run.tokenizer,
+        source=run.config.run_dir,
+        bos_ids=run.state.bos_ids,
+        companions=run.state.companions,
+    )
+    requests = [
+        Request(
+            prompt=prompt,
+            sampling=sampling,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+            stop_ids=loaded.stop_ids,
         )
-        requests = [
-            Request(
-                prompt=prompt,
-                sampling=sampling,
-                max_new_tokens=max_new_tokens,
-                seed=seed,
-                stop_ids=loaded.stop_ids,
-            )
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ]
-        engine = Engine(
-            loaded,
-            dtype=run.precision.dtype,
-            max_batch_size=min(len(requests), _MOST_TEXTS),
-            max_step_tokens=_STEP_TOKENS,
-            cache_bytes=_MOST_CACHE,
-        )
-        found = []
-        for one in engine.complete(requests):
-            on_progress()
-            ids = one.ids if one.stop_id is None else (*one.ids, one.stop_id)
-            found.append(Completion(ids, one.text, one.finished))
-        return found
+        for prompt, seed in zip(prompts, seeds, strict=True)
+    ]
+    engine = Engine(
+        loaded,
+        dtype=run.precision.dtype,
+        max_batch_size=min(len(requests), _MOST_TEXTS),
+        max_step_tokens=_STEP_TOKENS,
+        cache_bytes=_MOST_CACHE,
+        owns_model=True,
+    )
+    found = []
+    for one in engine.complete(requests):
+        on_progress()
+        ids = one.ids if one.stop_id is None else (*one.ids, one.stop_id)
+        found.append(Completion(ids, one.text, one.finished))
+    return found
 
 
-@contextlib.contextmanager
-def _model_of(run: Run) -> Iterator[nn.Module]:
-    """Gives the whole model in evaluation mode; its weights are the present ones, not copies.
+def _model_of(run: Run) -> nn.Module:
+    """Returns the whole model in evaluation mode; its weights are the present ones, in the dtype of its work.
 
-    Sharded ones are gathered for as long as this lasts.
+    They are copies only where they are cast or gathered, or have adapters, which are merged into them: beside
+    them each token would pay for three products instead of one.
     """
-    if run.mesh.size == 1:
-        with evaluating(run.state.model):
-            yield run.state.model
-        return
-    model = build_model(run.config.model, device="meta")
-    if run.learning.adapters:
-        run.learning.adapters.add(model)
     weights = {name: _whole(parameter.detach()) for name, parameter in run.state.model.named_parameters()}
-    model.load_state_dict(weights, assign=True, strict=False)  # a tied head comes next
+    if run.learning.adapters:
+        weights = with_adapters_merged(weights, run.learning.adapters.about.scale)
+    model = build_model(run.config.model, device="meta")
+    cast = {name: weight.to(run.precision.dtype) for name, weight in weights.items()}
+    model.load_state_dict(cast, assign=True, strict=False)  # a tied head comes next
     if run.config.model.tied_embedding:
         model.tie_weights()
-    yield model.eval()
+    return model.eval()
 
 
 def _whole(parameter: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Supervised fine-tuning: what an assistant says in conversations is learned, given what was said before."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from groundup.checkpoint.lazy import LazyModel
 from groundup.core.config import config
@@ -10,6 +10,7 @@ from groundup.core.log import quiet
 from groundup.finetune.chat_split import ChatSplit
 from groundup.finetune.chats import RecordFields
 from groundup.finetune.record_data import (
+    ConfigT,
     open_stored,
     record_data,
     record_defaults,
@@ -19,12 +20,10 @@ from groundup.finetune.record_data import (
 )
 from groundup.finetune.templates import with_template
 from groundup.finetune.tokenized_chats import ChatFormat
+from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
 from groundup.train.run_data import RunData
 from groundup.train.setup import Run
-
-if TYPE_CHECKING:
-    from groundup.finetune.config import FinetuneConfig
 
 
 @config
@@ -53,14 +52,14 @@ class Sft:
         """Returns settings of the run that this stage has another default for."""
         return record_defaults(tree, Sft.kind) | {"optimizer": {"kind": "adamw", "lr": 2e-5}}
 
-    def completed(self, run: "FinetuneConfig") -> "FinetuneConfig":
+    def completed(self, run: ConfigT) -> ConfigT:
         """Returns the config with what model and data decide: the vocabulary, and the number of steps."""
         require_records(run, self.kind)
         with quiet():
             stored = self._start(run)
         return with_steps(run, stored, lambda run: self._open(run, stored), epochs=self.epochs)
 
-    def learning(self, run: "FinetuneConfig") -> Learning:
+    def learning(self, run: TrainConfig) -> Learning:
         """Returns what the training loop is given."""
         require_records(run, self.kind)
         return Learning(
@@ -70,15 +69,15 @@ class Sft:
             encode_prompt=encode_question,
         )
 
-    def _start(self, run: "FinetuneConfig") -> LazyModel:
+    def _start(self, run: TrainConfig) -> LazyModel:
         return with_template(open_stored(run), self.template)
 
-    def _opened(self, run: "FinetuneConfig") -> RunData:
+    def _opened(self, run: TrainConfig) -> RunData:
         with quiet():  # what is said of the model is said where the run begins with it
             stored = self._start(run)
         return self._open(run, stored)
 
-    def _open(self, run: "FinetuneConfig", stored: LazyModel) -> RunData:
+    def _open(self, run: TrainConfig, stored: LazyModel) -> RunData:
         """Opens the conversations of a run.
 
         Raises:

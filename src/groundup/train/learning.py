@@ -13,7 +13,7 @@
 5. ``prepare`` completes each batch of this rank, on its device, with the present weights, when its step
    begins. It must be a pure function of seed, step and weights: resuming calls it again.
 6. ``objective`` is the loss.
-7. ``encode_prompt`` turns ``sample.prompt`` into ids, where a model is not simply asked to continue it.
+7. ``encode_prompt`` turns a prompt of ``sample`` into ids, where a model is not simply asked to continue it.
 """
 
 import dataclasses

@@ -69,6 +69,7 @@ def train(
         tensorboard=_events_dir(config),
         trackers=tracked_runs(config) if run.mesh.is_first else (),
         mute=not run.mesh.is_first,
+        start=run.start,
     )
     report = Report(run, metrics)
     with metrics, LiveLine(report.live.text):

@@ -3,8 +3,9 @@
 Shapes: M tokens, D model, V padded vocabulary, C tokens of a chunk.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -53,13 +54,20 @@ def linear_cross_entropy(
             token, never logits.
         vocab_begin: Id of the first row of ``head_VD``.
     """
-    device = hidden_MD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
-    with torch.autocast(device, enabled=False):
+    with in_dtype_of_products(hidden_MD) as dtype:
         loss: Tensor = _LinearCrossEntropy.apply(
             hidden_MD, head_VD, targets_M, vocab_size, dtype, group, vocab_begin
         )
     return loss
+
+
+@contextlib.contextmanager
+def in_dtype_of_products(hidden_MD: Tensor) -> Iterator[torch.dtype]:
+    """Gives autocast's dtype where it is on, else the tensor's own, for one who casts himself meanwhile."""
+    device = hidden_MD.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
+    with torch.autocast(device, enabled=False):
+        yield dtype
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -56,16 +56,23 @@ class EvalConfig:
 
 @config
 class SampleConfig:
-    """Completions of a prompt while training, to see the model learn.
+    """Completions of prompts while training, to see the model learn.
 
     Attributes:
         interval: Steps between samples; 0 for none.
         prompt: Text to complete.
+        prompts: Several of them, instead.
         max_new_tokens: Length of a completion.
         temperature: 0 is greedy.
     """
 
     interval: NotNegative = 0
     prompt: str = "\n"
+    prompts: tuple[str, ...] = ()
     max_new_tokens: Positive = 64
     temperature: NotNegativeFloat = 0.8
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Returns what is completed."""
+        return self.prompts or (self.prompt,)

@@ -1,7 +1,8 @@
 """The records of a run: ``metrics.jsonl`` (the truth), and TensorBoard events and trackers on request."""
 
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 METRICS_FILE = "metrics.jsonl"
 STARTS_FILE = "starts.jsonl"
-"""When a run was begun and gone on with, a line each."""
+"""When, and on what, a run was begun and gone on with, a line each."""
 _CUT_SHORT = 1 << 62  # the step of an incomplete record
 
 
@@ -35,6 +36,7 @@ class Metrics:
         tensorboard: Folder for TensorBoard events, or None.
         trackers: Told of each record too, and of the end.
         mute: Whether to write nothing, because another rank does.
+        start: What is recorded of this start beside its step and time.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class Metrics:
         tensorboard: Path | None,
         trackers: Sequence["TrackedRun"] = (),
         mute: bool = False,
+        start: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         self._file: IO[bytes] | None = None
         self._sinks: list[Sink] = []
@@ -55,7 +58,7 @@ class Metrics:
         self._tensorboard = tensorboard
         self._file = self._open(from_step)
         with (run_dir / STARTS_FILE).open("ab") as starts:
-            starts.write(orjson.dumps({"step": from_step, "time": time.time()}) + b"\n")
+            starts.write(orjson.dumps({"step": from_step, "time": time.time(), **start}) + b"\n")
 
     def go_back(self, step: int) -> None:
         """Drops the records of steps after ``step``, which will be made again."""

@@ -51,12 +51,16 @@ class Split(Protocol):
         """
         ...
 
-    def excerpt(self, first_sample: int, count: int) -> "Split":
-        """Returns some samples, in the order of training, as a split of their own."""
-        ...
-
     def origins(self, index: int) -> list[dict[str, Any]]:
         """Returns where a sample came from, as ``DumpAbout.sources`` has it."""
+        ...
+
+
+class HeldOutSplit(Split, Protocol):
+    """Samples that a validation reads, all or some of them."""
+
+    def excerpt(self, first_sample: int, count: int) -> "HeldOutSplit":
+        """Returns some samples, in the order of training, as a split of their own."""
         ...
 
 
@@ -76,8 +80,8 @@ class RunData:
     train: Split
     tokenizer: Tokenizer
     fingerprint: str
-    validation: Split | None = None
-    test: Split | None = None
+    validation: HeldOutSplit | None = None
+    test: HeldOutSplit | None = None
     facts: Sequence[str] = ()
 
 
@@ -104,7 +108,7 @@ class SampleSplit:
         return self.samples.num_tokens
 
     def excerpt(self, first_sample: int, count: int) -> Self:
-        """See ``Split.excerpt``."""
+        """See ``HeldOutSplit.excerpt``."""
         return dataclasses.replace(self, samples=Excerpt(self.samples, first_sample, count))
 
 

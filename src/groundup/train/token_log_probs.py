@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 
-from groundup.train.loss import CPU_LOGITS, IGNORE, ROWS
+from groundup.train.loss import CPU_LOGITS, IGNORE, ROWS, in_dtype_of_products
 
 
 def token_log_probs(
@@ -40,9 +40,7 @@ def token_log_probs(
             summed over the group. They exchange three numbers a token, and nothing in the backward pass.
         vocab_begin: Id of the first row of ``head_VD``.
     """
-    device = hidden_MD.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_MD.dtype
-    with torch.autocast(device, enabled=False):
+    with in_dtype_of_products(hidden_MD) as dtype:
         log_probs_M: Tensor = _TokenLogProbs.apply(
             hidden_MD, head_VD, targets_M, max(0, vocab_size - vocab_begin), dtype, group, vocab_begin
         )

@@ -17,7 +17,7 @@ from groundup.train.loss import IGNORE
 from groundup.train.megatron_lines import validation_lines, write_line
 from groundup.train.metrics import Metrics
 from groundup.train.objective import Objective
-from groundup.train.run_data import Split
+from groundup.train.run_data import HeldOutSplit, Split
 from groundup.train.setup import Run
 
 Evaluate = Callable[[Run, Split, int], Evaluation]
@@ -29,8 +29,8 @@ Scores = Mapping[str, Mapping[str, float]]
 ScoreTasks = Callable[[Run], Scores]
 """Measures the tasks of ``config.eval``; leaves the model as it was."""
 
-Complete = Callable[[Run], str]
-"""Completes ``config.sample.prompt``; leaves the model as it was."""
+Complete = Callable[[Run], Sequence[str]]
+"""Completes each of ``config.sample.texts``; leaves the model as it was."""
 
 
 def validate(run: Run, metrics: Metrics, evaluate: Evaluate, name: str) -> dict[str, Evaluation]:
@@ -108,10 +108,10 @@ def measure(
     return Evaluation(total_loss=totals[0], num_tokens=denominator, num_bytes=num_bytes, figures=figures)
 
 
-def _held_out(run: Run, name: str) -> Split:
+def _held_out(run: Run, name: str) -> HeldOutSplit:
     """The samples to evaluate: in Megatron-LM's order each validation takes those behind the one before."""
     config = run.config
-    whole: Split = getattr(run.data, name)
+    whole: HeldOutSplit = getattr(run.data, name)
     count = config.samples_of_a_validation
     if config.data.order == "seeded" or not count:
         return whole
@@ -155,9 +155,10 @@ def _apart(run: Run) -> Iterator[None]:
 
 
 def log_sample(run: Run, metrics: Metrics, complete: Complete) -> None:
-    """Completes the prompt of the config, logs and records the text."""
+    """Completes the prompts of the config, logs and records the texts."""
     run.heartbeat.record(run.state.step, "sampling", is_long=True)
     with without_gathering(run.state.parts):
-        text = complete(run)
-    logger.info("step %d: %s%s", run.state.step, run.config.sample.prompt, text)
-    metrics.record("sample", run.state.step, text=run.config.sample.prompt + text)
+        completions = complete(run)
+    for prompt, completion in zip(run.config.sample.texts, completions, strict=True):
+        logger.info("step %d: %s%s", run.state.step, prompt, completion)
+        metrics.record("sample", run.state.step, text=prompt + completion, prompt=prompt)

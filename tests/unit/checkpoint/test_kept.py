@@ -211,9 +211,9 @@ def test_a_sound_checkpoint_of_the_same_step_that_came_meanwhile_is_kept(config,
     coming = folder_of(config, 4).rename(tmp_path / "coming")
     config = dataclasses.replace(config, sample=dataclasses.replace(config.sample, interval=4))
 
-    def complete(run) -> str:
+    def complete(run) -> list[str]:
         shutil.copytree(coming, folder_of(config, 4))  # between the fourth step and its save
-        return ""
+        return [""]
 
     run(config, complete=complete)
     assert find_damage(config.run_dir / "checkpoints/other_step_0000004") is None

@@ -67,7 +67,7 @@ def test_kill_and_resume_is_bit_identical(folder, tmp_path, overrides):
     def kill_after_step_five(run):  # after the checkpoint of step 3, and one more rollout
         if run.state.step == 5:
             raise KeyboardInterrupt
-        return ""
+        return [""]
 
     with pytest.raises(KeyboardInterrupt):
         run_grpo(

@@ -13,6 +13,8 @@ from groundup.checkpoint.native.load import TensorGroup
 from groundup.cli.app import run as groundup
 from groundup.core.errors import CheckpointError, ConfigError, DataError
 from groundup.inference.chat_template import read_chat_template
+from groundup.inference.engine import Engine
+from groundup.inference.sampler import Sampling
 from groundup.train.loss import IGNORE
 from groundup.train.setup import build_run
 from tests.chats import TALKS, finetuning, messages, write_base, write_chats, write_talks
@@ -58,7 +60,7 @@ def test_a_run_resumes_bit_by_bit_and_carries_its_template(base, chats, tmp_path
         "checkpoint.interval=3",
         "optimizer.lr=1e-3",
         "sample.interval=3",
-        "sample.prompt=a",
+        "sample.prompts=[a, say b]",
     )
     whole = finetuning(base, chats, tmp_path / "whole", *options)
     records = run(whole)
@@ -71,7 +73,17 @@ def test_a_run_resumes_bit_by_bit_and_carries_its_template(base, chats, tmp_path
     template = read_chat_template(loaded.companions, loaded.tokenizer.special_tokens)
     user, assistant = (loaded.tokenizer.special_tokens[f"<|{role}|>"] for role in ("user", "assistant"))
     assert template.render(messages([("user", "a")])) == [user, "a", assistant]
-    assert [record["text"][:1] for record in records if record["kind"] == "sample"] == ["a", "a"]
+    prompts = ("a", "say b")
+    samples = [record for record in records if record["kind"] == "sample"]
+    assert [(one["step"], one["prompt"]) for one in samples] == [
+        (n, text) for n in (3, 6) for text in prompts
+    ]
+    asked = [[user, *loaded.tokenizer.encode(text), assistant] for text in prompts]
+    answers = Engine(loaded).generate(
+        asked, sampling=Sampling(temperature=0.8), max_new_tokens=64, stop_ids=loaded.stop_ids
+    )
+    expected = [text + answer.text for text, answer in zip(prompts, answers, strict=True)]
+    assert [one["text"] for one in samples[2:]] == expected
 
 
 def test_a_run_folder_of_other_chats_or_another_template_is_refused(base, chats, tmp_path):

@@ -168,6 +168,20 @@ def test_what_a_fine_tuning_measures_is_drawn_too(tmp_path, page):
     assert int(samples[-1][0]) > 80
 
 
+def test_each_prompt_is_shown_over_time(tmp_path, page):
+    folder = write_run_folder(tmp_path / "run")
+    prompts = ("1+1=", "2+2=", "3+3=")
+    records = [
+        {"kind": "sample", "step": step, "prompt": prompt, "text": f"{prompt}{step}"}
+        for step in range(10, 210, 10)
+        for prompt in prompts
+    ]
+    (folder / "metrics.jsonl").write_bytes(b"\n".join(map(orjson.dumps, records)))
+    shown = re.findall(r"step (\d+)\s+(\S+=)(\d+)", page(folder)[0]["samples"])
+    assert [prompt for _, prompt, _ in shown] == [prompt for prompt in prompts for _ in range(4)]
+    assert [step for step, _, _ in shown] == [said for _, _, said in shown] == ["10", "70", "140", "200"] * 3
+
+
 def test_results_of_eval_in_the_run_folder_are_shown(tmp_path, page):
     folder = write_run_folder(tmp_path / "run")
     tree = {"task": "piqa", "figures": {"accuracy": 0.625}, "standard_errors": {"accuracy": 0.017}}

@@ -30,7 +30,7 @@ def test_the_average_is_that_of_the_closed_formula(data, tmp_path):
 
     def note(run_):
         weights.append({name: p.detach().clone() for name, p in run_.state.model.named_parameters()})
-        return ""
+        return [""]
 
     config = make_config(data, tmp_path / "run", *EMA, "sample.interval=1")
     weights.append({name: p.detach().clone() for name, p in build_run(config).state.model.named_parameters()})

@@ -34,7 +34,7 @@ def fail(config, spoil, *, after=2):
         if run_.state.step == after:
             with torch.no_grad():
                 spoil(run_.state.model)
-        return ""
+        return [""]
 
     with pytest.raises(TrainingError) as failed:
         run(config, complete=complete)

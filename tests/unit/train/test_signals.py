@@ -30,7 +30,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(data, tmp_path):
     def press_ctrl_c(run_):
         if run_.state.step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return ""
+        return [""]
 
     with pytest.raises(Interrupted, match="stopped after step 2, which is saved"):
         run(config, complete=press_ctrl_c)
@@ -50,7 +50,7 @@ def test_a_terminal_shows_what_goes_on_between_log_lines(data, tmp_path, monkeyp
 
     def complete_slowly(run_):
         terminal.wait_for(f"step {run_.state.step}/500000 (0%)")
-        return ""
+        return [""]
 
     config = make_config(
         data, tmp_path / "run", "num_steps=500000", "sample.interval=1", "checkpoint.interval=1"
@@ -79,7 +79,7 @@ def due_until_the_fifth(due):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_process_that_was_asked_to_stop_ends_as_several_do(data, tmp_path, monkeypatch, number):
-    monkeypatch.setattr("groundup.cli.train.complete", lambda run_: os.kill(os.getpid(), number) or "")
+    monkeypatch.setattr("groundup.cli.train.complete", lambda run_: os.kill(os.getpid(), number) or [""])
     config = make_config(data, tmp_path / "run", "sample.interval=1")
     (tmp_path / "run.yaml").write_text(to_yaml(config))
     monkeypatch.setattr(sys, "argv", ["groundup", "train", str(tmp_path / "run.yaml")])
@@ -104,7 +104,7 @@ def get_stuck(run_):
         os.kill(os.getpid(), signal.SIGINT)
         print("stuck", flush=True)
         time.sleep(600)  # as a product of large matrices: no handler of Python's runs in it
-    return ""
+    return [""]
 
 run(make_config(Path(sys.argv[1]), folder, "sample.interval=1"), complete=get_stuck)
 """

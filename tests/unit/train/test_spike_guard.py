@@ -174,7 +174,7 @@ def test_a_run_that_is_stopped_around_a_rollback_decides_alike(data, tmp_path, s
         gone_back = len(run_.state.spike_guard.outliers)
         if run_.state.step == stop_at and gone_back == (stop_at == 23):
             raise KeyboardInterrupt
-        return ""
+        return [""]
 
     with reading(poisoned(*POISON)):
         whole = run(whole_config)
@@ -204,7 +204,7 @@ def test_a_checkpoint_to_go_back_to_outlives_those_that_are_stopped_for(data, tm
     def stop(run_):
         if run_.state.step in (22, 24) and not run_.state.spike_guard.outliers:
             os.kill(os.getpid(), signal.SIGINT)
-        return ""
+        return [""]
 
     with reading(poisoned(*POISON)):
         for _ in range(2):
@@ -218,7 +218,7 @@ def test_what_is_not_finite_is_skipped_too(data, tmp_path):
     def poison_and_heal(run_):
         weight = run_.state.model.norm.weight.data
         weight[0] = math.inf if run_.state.step == 3 else 1.0
-        return ""
+        return [""]
 
     records = run(
         make_config(data, tmp_path / "run", *SKIP, "num_steps=6", "sample.interval=1"),

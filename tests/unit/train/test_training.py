@@ -56,7 +56,7 @@ def test_kill_and_resume_gives_bit_identical_losses(data, tmp_path, overrides):
         if run_.state.step == 4:
             stopped["at"] = run_.state.step
             raise KeyboardInterrupt
-        return ""
+        return [""]
 
     with pytest.raises(KeyboardInterrupt):
         run(
