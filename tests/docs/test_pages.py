@@ -1,6 +1,7 @@
-"""Pages hold what they promise: links on GitHub, examples, extras; and what the site makes of links."""
+"""Pages hold what they promise: links on GitHub, examples; and what the site makes of links."""
 
 import doctest
+
 import languages
 import pytest
 import repository_files

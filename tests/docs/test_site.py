@@ -136,6 +136,7 @@ def test_links_that_lead_nowhere_end_the_build(tmp_path):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("README.md", "CONTRIBUTING.md", "Containerfile", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path / name)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # which tells the repository's files
     links = ("nowhere.md", "quickstart.md#nowhere", "../nowhere.txt", "/quickstart.md")
     with (tmp_path / "docs/features.md").open("a") as page:
         page.write("".join(f"\n[a]({link})\n" for link in links))
