@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: quickstart test test-slow test-examples test-exhaustive lint format bench clean help
+.PHONY: quickstart test test-slow test-examples test-exhaustive lint dist container format docs bench clean help
 
 help:
 	@echo "make quickstart  install, then raw text -> trained, evaluated, talking model (within 5 minutes)"
@@ -12,6 +12,9 @@ help:
 	@echo "make test-slow   run those that take over ten seconds: guides, restarts, layouts (minutes)"
 	@echo "make test-examples  run the published workflows and a rehearsal, small (minutes)"
 	@echo "make lint        style, types, import directions"
+	@echo "make docs        the site of docs/, into build/site; no link may lead nowhere"
+	@echo "make dist        wheel and sdist into dist/, installed into an empty environment and tried (minutes)"
+	@echo "make container   the images for CPUs, and the quickstart in one, where docker or podman answers"
 	@echo "make bench       profile a step, measure training against other loops, and how cost grows (over 2 hours)"
 
 $(VENV)/.train: pyproject.toml constraints.txt
@@ -50,9 +53,18 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+dist: $(VENV)/.dev
+	.ci/check-dist
+
+container:
+	.ci/build-images
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/step_profile.py
@@ -61,4 +73,4 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/plan_scale.py
 
 clean:
-	rm -rf $(VENV) quickstart
+	rm -rf $(VENV) quickstart dist build

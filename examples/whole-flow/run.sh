@@ -21,7 +21,7 @@ groundup quickstart --out base "${base[@]}"
 # 2. Sums as conversations, pairs of answers and prompts; one sum in eight is held back.
 python "$here/make_data.py"
 
-# 3. Instructions: the assistant's turns are learned. The plain template needs no tokens that the model lacks.
+# 3. Instructions: the assistant's turns are learned. The plain template adds three tokens, one for each role.
 groundup finetune base/run --data chats.jsonl run_dir=sft stage.template=plain num_steps=$sft \
   global_batch_size=8 optimizer.lr=1e-3 validation.interval=0 "${run[@]}"
 

@@ -14,6 +14,8 @@ _EXTRAS = {
     "torch": "train",
     "safetensors": "train",
     "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
     "aiohttp": "crawl",
     "protego": "crawl",
     "fastwarc": "crawl",

@@ -16,8 +16,8 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 8940,
-    "cli": 6680,
+    "checkpoint": 9190,
+    "cli": 7160,
     "core": 2520,
     "corpus": 9740,
     "deepspeed": 740,
@@ -31,10 +31,10 @@ BUDGETS = {
     "plan": 3850,
     "rehearsal": 570,
     "serve": 2200,
-    "report": 1700,
+    "report": 2760,
     "tokens": 8220,
-    "train": 5510,
-    "verify": 850,
+    "train": 5580,
+    "verify": 1600,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
 

@@ -1,4 +1,4 @@
-"""Stands for srun, scontrol and scancel, by its name: enough of them for examples/slurm on one machine."""
+"""Stands for sbatch, srun, scontrol and scancel, by its name: enough of them for deploy/slurm here."""
 
 import os
 import signal
@@ -41,9 +41,33 @@ def srun(words):
     sys.exit(max(abs(task.returncode) for task in tasks))
 
 
+def sbatch(words):
+    """Runs a job, or all of an array at once, to its end; then it prints its number, unless it failed."""
+    begin = next(number for number, word in enumerate(words) if not word.startswith("--"))
+    options = dict(word[2:].partition("=")[::2] for word in words[:begin])
+    kind, _, before = options.get("dependency", "").rpartition(":")
+    assert not before or (kind == "afterok" and (state / f"job-{before}").is_file()), options
+    first, _, last = options.get("array", "").partition("-")
+    tasks = range(int(first), int(last) + 1) if first else [None]
+    shares = [
+        {"SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": str(len(tasks))} if first else {}
+        for task in tasks
+    ]
+    with (state / "log").open("a") as log:
+        words = ["bash", *words[begin:]]
+        jobs = [subprocess.Popen(words, env={**os.environ, **one}, stdout=log, stderr=log) for one in shares]
+        if sum(job.wait() != 0 for job in jobs):
+            sys.exit("the job failed")
+    number = len(list(state.glob("job-*"))) + 1
+    (state / f"job-{number}").touch()
+    print(number)
+
+
 match Path(sys.argv[0]).name, sys.argv[1:]:
     case "srun", words:
         srun(words)
+    case "sbatch", words:
+        sbatch(words)
     case "scontrol", ["show", "hostnames", _]:
         print("127.0.0.1\nnode2")
     case "scancel", ["--signal=TERM", _]:

@@ -1,4 +1,4 @@
-"""The batch scripts of examples/slurm, with a Slurm that is played on one machine."""
+"""The batch scripts of deploy/slurm, with a Slurm that is played on one machine."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from tests.parallel.test_restarts import PROGRAM, curve, wait_for_steps
 from tests.runs import make_config, make_data
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "examples/slurm"
+SCRIPTS = ROOT / "deploy/slurm"
 GUIDE = (ROOT / "docs/guides/multi-node.md").read_text()
 TIMEOUT_SECONDS = 280
 

@@ -12,10 +12,11 @@ from groundup import __version__
 from groundup.checkpoint.lazy import LazyModel
 from groundup.core.config_class import Positive, config
 from groundup.core.errors import CheckpointError, MachineError
-from groundup.core.files import atomic_folder, require_free_space
+from groundup.core.files import atomic_folder, checksum, require_free_space
 from groundup.core.manifest import FileRecord, describe_files, read_manifest, write_manifest
 
 MANIFEST = "groundup_export.json"
+CARD = "README.md"
 
 Check = Callable[[Path], None]
 """Looks at a finished folder before it gets its name; what it raises leaves nothing of it behind."""
@@ -105,16 +106,33 @@ def export_folder(
         raise MachineError(f"the export could not be written ({error})", where=folder) from error
 
 
+def write_card(folder: Path, card: str) -> None:
+    """Writes a model card, unless it is empty."""
+    if card:
+        (folder / CARD).write_text(card, encoding="utf-8")
+
+
 def _require_replaceable(folder: Path) -> None:
     if not folder.exists():
         return
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.is_dir() and (folder / MANIFEST).is_file():
-        read_manifest(folder / MANIFEST, ExportManifest)
+        _require_own_card(folder)
         return
     raise CheckpointError(
         "is not empty and is not an earlier export, so it is not overwritten",
         where=folder,
         fix="Name a new folder.",
     )
+
+
+def _require_own_card(folder: Path) -> None:
+    files = read_manifest(folder / MANIFEST, ExportManifest).files
+    path = folder / CARD
+    if path.is_file() and (CARD not in files or checksum(path) != files[CARD].checksum):
+        raise CheckpointError(
+            "was written or changed by somebody, so it is not overwritten",
+            where=path,
+            fix="Move it away, or name a new folder.",
+        )

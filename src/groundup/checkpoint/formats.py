@@ -73,6 +73,7 @@ class CheckpointFormat:
         keeps_optimizer: Whether it can keep the state of an optimizer.
         keeps_masters: Whether it then keeps the weights in fp32 beside weights of 16 bits.
         keeps_run: Whether all that a run knows is in it, to go on from.
+        has_card: Whether its writer takes a ``card``, the text of a model card that goes with the weights.
         holds_all: Whether it takes every model of a family that has tables, where others may refuse some.
     """
 
@@ -85,6 +86,7 @@ class CheckpointFormat:
     keeps_optimizer: bool = False
     keeps_masters: bool = False
     keeps_run: bool = False
+    has_card: bool = False
     holds_all: bool = False
 
     @property
@@ -101,6 +103,7 @@ FORMATS = (
         about="a Hugging Face folder",
         module="groundup.checkpoint.huggingface.weights",
         write_options={"shards": "1"},
+        has_card=True,
     ),
     CheckpointFormat(
         name="native",

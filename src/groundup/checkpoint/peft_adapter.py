@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from groundup.checkpoint.companions import read_companions
-from groundup.checkpoint.export import MANIFEST, ExportAbout, ExportManifest, export_folder
+from groundup.checkpoint.export import MANIFEST, ExportAbout, ExportManifest, export_folder, write_card
 from groundup.checkpoint.families import family_of
 from groundup.checkpoint.families.name_rules import NameRule, rules_for
 from groundup.checkpoint.lazy import LazyModel, LazyTensor
@@ -101,13 +101,17 @@ def read_adapter(folder: Path, base: LazyModel) -> Adapter:
     return Adapter(about=about, parts=parts, source=folder)
 
 
-def write_adapter(adapter: Adapter, model: LazyModel, folder: Path) -> None:
+def write_adapter(
+    adapter: Adapter, model: LazyModel, folder: Path, *, card: str = "", base: str = ""
+) -> None:
     """Writes an adapter that ``peft.PeftModel.from_pretrained`` loads, with the tokenizer beside it.
 
     Args:
         adapter: As training left it: of one rank and one scale.
         model: What it makes of its base.
         folder: To write; may be missing, empty or an earlier export, which is replaced.
+        card: Content of its README.md; empty for none.
+        base: What it names as its base, where that is not the folder of the base: a name on the hub.
 
     Raises:
         CheckpointError: The folder holds something else.
@@ -135,7 +139,7 @@ def write_adapter(adapter: Adapter, model: LazyModel, folder: Path) -> None:
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": about.base,
+        "base_model_name_or_path": base or about.base,
         "r": about.rank,
         "lora_alpha": about.alpha,
         "lora_dropout": about.dropout,
@@ -152,6 +156,7 @@ def write_adapter(adapter: Adapter, model: LazyModel, folder: Path) -> None:
     with export_folder(folder, model, size_bytes=size_bytes, about=written) as temporary:
         model.tokenizer.save(temporary)
         model.companions.write(temporary)
+        write_card(temporary, card)
         write_json(temporary / ADAPTER, settings)
         write_safetensors(temporary / _WEIGHTS, tensors)
 

@@ -77,7 +77,7 @@ _VERBS = {
     "checkpoint push": "checkpoint_copies:push",
     "checkpoint pull": "checkpoint_copies:pull",
     "eval": "eval_fetch:EVAL",  # with eval fetch
-    "compare": "evaluate:compare",
+    "compare": "compare:compare",
     "report": "report:report",
     "convert": "convert:convert",
     "import nanogpt": "import_nanogpt:nanogpt",

@@ -1,16 +1,20 @@
 """``groundup convert``."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from groundup.checkpoint.formats import FORMATS
+from groundup.checkpoint.formats import FORMATS, format_named, require_effect
+from groundup.checkpoint.peft_settings import ADAPTER
+from groundup.cli.card_options import NO_CARD_FLAGS, CardFlags
 from groundup.core.errors import ConfigError
 
 if TYPE_CHECKING:
     FormatName = str
-    from groundup.checkpoint.lazy import LazyModel
+    from groundup.checkpoint.formats import CheckpointFormat
+    from groundup.checkpoint.lazy import DtypeName, LazyModel
     from groundup.checkpoint.parity import Parity
     from groundup.checkpoint.proof import Proof
 else:
@@ -35,6 +39,7 @@ def convert(
     vocab_size: int | None = None,
     moments: bool = True,
     ema: Annotated[bool, Parameter(negative="")] = False,
+    card: CardFlags = NO_CARD_FLAGS,
 ) -> None:
     """Write a model in another format, and prove that it is the same model.
 
@@ -43,6 +48,10 @@ def convert(
     run. Weights pass one tensor at a time, so that no model is too large for the memory. Before it gets its
     name, the result is read back and compared with the original: logits in fp32, perplexity of a short
     text; a difference beyond 1e-5 of the largest logit is an error, which leaves nothing behind.
+
+    A Hugging Face folder gets a model card, README.md: architecture, data down to their sources, the stages
+    of training with their figures, scores, limits, how to use it; from the records of the run and of those
+    that it began with. What no record tells is said to be unknown. `groundup push` uploads the folder.
 
     For example:
 
@@ -53,6 +62,7 @@ def convert(
         groundup convert out-shakespeare/ckpt.pt exported --to hf --tokenizer gpt2
         groundup convert smollm merged --to hf --merge-adapter runs/chat/adapter
         groundup convert runs/chat adapter --to hf --adapter-only
+        groundup convert runs/chat exported --to hf --license apache-2.0 --language en
 
     Args:
         path: The model.
@@ -73,19 +83,75 @@ def convert(
             names, of AdamW).
         ema: Write the average of the weights that a run with ema.decay keeps; without optimizer state.
     """
-    from groundup.checkpoint.formats import format_named, open_lazy, require_effect
+    words = ["convert", str(path), str(out), "--to", to]
+    words += _given(
+        {"dtype": dtype, "tp": tp, "pp": pp, "names": names, "shards": shards, "vocab_size": vocab_size},
+        {"merge_adapter": merge_adapter, "tokenizer": tokenizer, "adapter_only": adapter_only, "ema": ema},
+    )
+    if adapter_only:
+        write_adapter(path, out, to, card=card, words=words)
+        print(f"Next: groundup generate {out} --prompt '...'")
+        return
+    written = format_named(to)
+    options = require_effect(written, {"tp": tp, "pp": pp, "names": names, "shards": shards})
+    if card.given and not written.has_card:
+        raise ConfigError(f"{card.given[0]} is for the card that goes with --to hf", where="command line")
+    proof = write_model(
+        path,
+        out,
+        written,
+        options,
+        dtype=dtype,
+        adapter=merge_adapter,
+        tokenizer=tokenizer,
+        vocab_size=vocab_size,
+        moments=moments and written.keeps_optimizer and not ema,
+        ema=ema,
+        card=card,
+        words=words,
+    )
+    if next_step := written.codec.next_step(out, proof.is_exact):
+        print(f"Next: {next_step}")
+
+
+def write_model(
+    path: Path,
+    out: Path,
+    written: "CheckpointFormat",
+    options: dict[str, Any],
+    *,
+    dtype: "Literal['source'] | DtypeName" = "source",
+    adapter: Path | None = None,
+    tokenizer: Path | None = None,
+    vocab_size: int | None = None,
+    moments: bool = False,
+    ema: bool = False,
+    card: CardFlags,
+    words: Sequence[str],
+) -> "Proof":
+    """Writes a model as ``convert`` does, and tells what was written; see there.
+
+    Args:
+        path: The model.
+        out: The folder.
+        written: Its format.
+        options: Of the format's writer.
+        dtype: Of the weights.
+        adapter: To merge.
+        tokenizer: In place of the model's.
+        vocab_size: True vocabulary of a model of Megatron-LM's.
+        moments: Whether to keep the optimizer's state.
+        ema: Write the average of the weights.
+        card: For the model card, where the format has one.
+        words: The command line, for the same.
+    """
+    from groundup.checkpoint.formats import open_lazy
     from groundup.checkpoint.lazy import in_dtype, torch_dtype, without_moments
     from groundup.checkpoint.proof import Proof
     from groundup.core.progress import Progress
 
-    if adapter_only:
-        _write_adapter(path, out, to)
-        return
-    written = format_named(to)
-    options = require_effect(written, {"tp": tp, "pp": pp, "names": names, "shards": shards})
-    moments = moments and written.keeps_optimizer and not ema
     source = open_lazy(
-        path, adapter=merge_adapter, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments, ema=ema
+        path, adapter=adapter, tokenizer=tokenizer, vocab_size=vocab_size, moments=moments, ema=ema
     )
     if tokenizer is not None:
         _warn_of_another_tokenizer(source, tokenizer)
@@ -95,17 +161,30 @@ def convert(
     proof = Proof(source=source, stored=stored, out=out, keeps_masters=written.keeps_masters)
     if written.keeps_masters:
         options["masters"] = source.weights
+    if written.has_card:
+        from groundup.report.model_card import model_card
+
+        merged = adapter or (path if (path / ADAPTER).is_file() else None)
+        options["card"] = model_card(stored, card.options(out, words), merged=merged)
     with Progress(f"convert {path}", total, "B") as progress:
         written.codec.write(stored, out, on_write=progress.add, check=proof, **options)
     _report(proof, dtype)
-    if next_step := written.codec.next_step(out, proof.is_exact):
-        print(f"Next: {next_step}")
+    return proof
 
 
-def _write_adapter(path: Path, out: Path, to: str) -> None:
+def write_adapter(path: Path, out: Path, to: str, *, card: CardFlags, words: Sequence[str]) -> None:
+    """Writes the adapter that a run trained as ``convert --adapter-only`` does, and tells what was written.
+
+    Args:
+        path: The run, or a checkpoint of it.
+        out: The folder.
+        to: The format that was asked for.
+        card: For the model card.
+        words: The command line, for the same.
+    """
     from groundup.checkpoint.formats import open_lazy, peft_adapter
     from groundup.checkpoint.native.model import is_native, open_native_adapter
-    from groundup.checkpoint.peft_settings import ADAPTER
+    from groundup.report.model_card import model_card
 
     if to != "hf":
         raise ConfigError(
@@ -118,9 +197,20 @@ def _write_adapter(path: Path, out: Path, to: str) -> None:
             where=path,
             fix="Name a run that was finetuned with lora.rank, or leave out --adapter-only.",
         )
-    peft_adapter().write_adapter(adapter, open_lazy(path), out)
+    model = open_lazy(path)
+    text = model_card(model, card.options(out, words), adapter=adapter.about)
+    peft_adapter().write_adapter(adapter, model, out, card=text, base=card.base_model)
     print(f"wrote {out}: an adapter of {adapter.about.base}, of rank {adapter.about.rank}")
-    print(f"Next: groundup generate {out} --prompt '...'")
+
+
+def _given(values: Mapping[str, object], more: Mapping[str, object]) -> list[str]:
+    """The flags of a command line whose values are not the usual ones, as its words."""
+    words: list[str] = []
+    for name, value in ({**values, **more}).items():
+        if value not in (None, False, 1, "1", "source", "legacy"):
+            words.append(f"--{name.replace('_', '-')}")
+            words += [] if value is True else [str(value)]
+    return words
 
 
 def _warn_of_another_tokenizer(source: "LazyModel", tokenizer: Path) -> None:

@@ -113,7 +113,7 @@ def train_resolved(resolved: "Resolved[TrainConfig]", max_restarts: int, argumen
             raise ConfigError(
                 "these ranks were started by torchrun or srun, which alone can start them again",
                 where="--max-restarts",
-                fix="Leave it out: give it to torchrun, or repeat srun as examples/slurm/train.sbatch does.",
+                fix="Leave it out: give it to torchrun, or repeat srun as deploy/slurm/train.sbatch does.",
             )
     if rank is not None:
         prefix_log_lines(rank.rank)

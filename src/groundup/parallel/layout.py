@@ -39,6 +39,7 @@ class Layout:
             hybrid sharding: sharded within, say, a machine and replicated across machines.
         reduce_dtype: Of the sum of gradients over data-parallel ranks: ``bf16`` sends half the bytes, and
             rounds each gradient to 8 bits; they are kept in fp32 either way.
+        pipeline: Schedule and stages under ``pp``.
     """
 
     dp: NotNegative = 0

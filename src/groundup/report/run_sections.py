@@ -4,54 +4,41 @@ import datetime
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import CHECKPOINTS, find_damage, find_missing, list_checkpoints
-from groundup.core.errors import DataError, GroundupError
-from groundup.core.files import read_json
-from groundup.eval.score_history import FOLDER
+from groundup.core.errors import GroundupError
 from groundup.report.corpus_page import human_bytes
 from groundup.report.page import Section, details, table, text
 from groundup.report.run_plots import Event, short
 from groundup.report.run_records import Record, RunRecords
+from groundup.report.run_scores import run_scores
 
 _COMPLETIONS = "samples.jsonl"
 _MOST_SAMPLES = 12
 _FEWEST_SAMPLES = 3
 """Of a prompt, where there are many."""
 _MOST_CHARACTERS = 4000
-_MOST_FILES = 200
 _MOST_EVENTS = 200
-_LARGEST_RESULT = 100_000_000
 
 
 def score_rows(runs: Sequence[RunRecords]) -> list[list[str]]:
     """The last scores while training, and those of ``groundup eval`` in the run folder."""
-    rows = []
-    for run in runs:
-        own = [text(run.name)] if len(runs) > 1 else []
-        for kind, records in run.kinds.items():
-            if kind.startswith("eval/"):
-                last = records[-1]
-                rows += [
-                    [text(kind.removeprefix("eval/")), *own, text(name.replace("_", " ")), short(value), "",
-                     f"{last['step']:,}", "while training"]
-                    for name, value in last.items()
-                    if name not in ("kind", "step")
-                ]  # fmt: skip
-        for path in _result_files(run.folder):
-            for tree in _tasks(path):
-                errors = tree.get("standard_errors", {})
-                rows += [
-                    [text(tree["task"]), *own, text(name.replace("_", " ")), short(value),
-                     short(errors.get(name)), text(_step_of_results(path)),
-                     f"<code>{text(path.relative_to(run.folder))}</code>"]
-                    for name, value in tree.get("figures", {}).items()
-                ]  # fmt: skip
-    return rows
+    return [
+        [
+            text(score.task),
+            *([text(run.name)] if len(runs) > 1 else []),
+            text(score.figure.replace("_", " ")),
+            short(score.value),
+            short(score.error),
+            "" if score.step is None else f"{score.step:,}",
+            f"<code>{text(score.file.relative_to(run.folder))}</code>" if score.file else "while training",
+        ]
+        for run in runs
+        for score in run_scores(run)
+    ]
 
 
 def scores(runs: Sequence[RunRecords]) -> str:
@@ -163,26 +150,6 @@ def _checkpoint(folder: Path, *, reads_all: bool) -> list[str]:
     state = "sound" if reads_all else "complete (contents not read)"
     said = f'<span class="warn">{text(damage)}</span>' if damage else state
     return [written, human_bytes(size), tokens, said]
-
-
-def _result_files(folder: Path) -> list[Path]:
-    found = [*sorted((folder / FOLDER).glob("*.json")), *sorted(folder.glob("*.json"))]
-    return [path for path in found if path.stat().st_size < _LARGEST_RESULT][:_MOST_FILES]
-
-
-def _tasks(path: Path) -> list[dict[str, Any]]:
-    try:
-        tree = read_json(path)
-    except DataError:  # of others
-        return []
-    if not isinstance(tree, dict) or tree.get("kind") != "evaluation":
-        return []
-    return [task for task in tree.get("tasks", []) if isinstance(task, dict) and "task" in task]
-
-
-def _step_of_results(path: Path) -> str:
-    digits = path.stem.removeprefix("step_").partition("_")[0]
-    return f"{int(digits):,}" if path.parent.name == FOLDER and digits.isdecimal() else ""
 
 
 def _some(records: Sequence[Record], most: int) -> list[Record]:

@@ -18,6 +18,10 @@ class LogConfig:
         interval: Steps between log lines (and records of ``metrics.jsonl``).
         tensorboard: Also write TensorBoard events to the run folder.
         tensorboard_dir: Also write them, to this folder instead.
+        wandb: Also send all records to Weights & Biases; its own variables hold, as WANDB_MODE=offline.
+        mlflow: Also send them to MLflow; its own variables hold, as MLFLOW_TRACKING_URI.
+        project: Of W&B, and the experiment of MLflow; "" for what their variables or they themselves say.
+        run_name: Of the run there; "" for the name of the run folder.
         style: Of the lines of steps, validations and checkpoints: "groundup", on stderr; or to the letter
             those of Megatron-LM, on stdout: "megatron" (2021, with times of phases, which cost some speed on
             a GPU), "megatron_2023" or "megatron_core" (2026).
@@ -28,5 +32,9 @@ class LogConfig:
     interval: Positive = 10
     tensorboard: bool = False
     tensorboard_dir: Path | None = None
+    wandb: bool = False
+    mlflow: bool = False
+    project: str = ""
+    run_name: str = ""
     style: LogStyle = "groundup"
     report: ReportTime = "at_end"

@@ -27,6 +27,7 @@ from groundup.train.stability.spike_guard import RollbackGuard
 from groundup.train.stability.spike_handling import handle_spike
 from groundup.train.state import RngStates
 from groundup.train.step import NotFinite, train_step
+from groundup.train.trackers import tracked_runs
 from groundup.train.validation import (
     Complete,
     Evaluate,
@@ -61,14 +62,17 @@ def train(
         GroundupError: See ``build_run`` and ``train_step``.
     """
     run = build_run(config, heartbeat, learning)
+    run.heartbeat.record(run.state.step, "starting", is_long=True)  # trackers may wait for a network
     metrics = Metrics(
         config.run_dir,
         from_step=run.state.step,
         tensorboard=_events_dir(config),
+        trackers=tracked_runs(config) if run.mesh.is_first else (),
         mute=not run.mesh.is_first,
+        start=run.start,
     )
     report = Report(run, metrics)
-    with LiveLine(report.live.text):
+    with metrics, LiveLine(report.live.text):
         is_due = config.log.report == "at_validation" and run.mesh.is_first
         write_page = write_report if is_due else lambda: None
         return _train(run, metrics, report, evaluate, complete, score_tasks, write_page)

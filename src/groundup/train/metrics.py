@@ -1,16 +1,21 @@
-"""The records of a run: ``metrics.jsonl`` (the truth), and TensorBoard events on request."""
+"""The records of a run: ``metrics.jsonl`` (the truth), and TensorBoard events and trackers on request."""
 
 import time
+import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, Self
 
 import orjson
 
 from groundup.core.files import atomic_write
 
+if TYPE_CHECKING:
+    from groundup.train.trackers import TrackedRun
+
 METRICS_FILE = "metrics.jsonl"
 STARTS_FILE = "starts.jsonl"
-"""When a run was begun and gone on with, a line each."""
+"""When, and on what, a run was begun and gone on with, a line each."""
 _CUT_SHORT = 1 << 62  # the step of an incomplete record
 
 
@@ -29,21 +34,31 @@ class Metrics:
         run_dir: The run folder.
         from_step: Records of later steps are dropped: they belong to an attempt that was not saved.
         tensorboard: Folder for TensorBoard events, or None.
+        trackers: Told of each record too, and of the end.
         mute: Whether to write nothing, because another rank does.
+        start: What is recorded of this start beside its step and time.
     """
 
     def __init__(
-        self, run_dir: Path, *, from_step: int, tensorboard: Path | None, mute: bool = False
+        self,
+        run_dir: Path,
+        *,
+        from_step: int,
+        tensorboard: Path | None,
+        trackers: Sequence["TrackedRun"] = (),
+        mute: bool = False,
+        start: Mapping[str, Any] = types.MappingProxyType({}),
     ) -> None:
         self._file: IO[bytes] | None = None
         self._sinks: list[Sink] = []
+        self._trackers = trackers
         if mute:
             return
         self._run_dir = run_dir
         self._tensorboard = tensorboard
         self._file = self._open(from_step)
         with (run_dir / STARTS_FILE).open("ab") as starts:
-            starts.write(orjson.dumps({"step": from_step, "time": time.time()}) + b"\n")
+            starts.write(orjson.dumps({"step": from_step, "time": time.time(), **start}) + b"\n")
 
     def go_back(self, step: int) -> None:
         """Drops the records of steps after ``step``, which will be made again."""
@@ -72,6 +87,17 @@ class Metrics:
             for name, value in values.items():
                 if isinstance(value, int | float):
                     sink.add_scalar(f"{kind}/{name}", value, step)
+        for tracker in self._trackers:
+            tracker.record(kind, step, values)
+
+    def __enter__(self) -> Self:
+        """Begins the run whose end trackers are told of."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Tells trackers that the run has ended, and by what."""
+        for tracker in self._trackers:
+            tracker.close(error)
 
 
 def last_step(path: Path) -> int:

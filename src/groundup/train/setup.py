@@ -4,9 +4,11 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from groundup import __version__
 from groundup.checkpoint.native.folder import CHECKPOINTS
 from groundup.checkpoint.native.pruning import Keep
 from groundup.checkpoint.native.save import Writer
@@ -60,6 +62,19 @@ class Run:
     def tokenizer(self) -> Tokenizer:
         """Tokenizer of the data and the model."""
         return self.data.tokenizer
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """What is recorded of a start: device, ranks, number format, versions, facts about the data."""
+        adapters = self.learning.adapters
+        return {
+            "facts": [*([adapters.fact] if adapters else []), *self.data.facts],
+            "device": describe_device(self.device),
+            "ranks": self.mesh.size,
+            "precision": self.precision.name,
+            "torch": torch.__version__,
+            "groundup": __version__,
+        }
 
     @property
     def checkpoints_dir(self) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from groundup.checkpoint.companions import Companions, read_companions, require_agreement
-from groundup.checkpoint.export import Check, ExportAbout, export_folder
+from groundup.checkpoint.export import Check, ExportAbout, export_folder, write_card
 from groundup.checkpoint.families import family_of, with_biases
 from groundup.checkpoint.families.name_rules import match_weights, rules_for, to_theirs
 from groundup.checkpoint.formats import Codec, Variant
@@ -58,6 +58,7 @@ def write_stored(
     shards: str = "1",
     on_write: Callable[[int], None] | None = None,
     check: Check | None = None,
+    card: str = "",
 ) -> None:
     """Writes a folder that ``transformers.AutoModelForCausalLM`` and ``AutoTokenizer`` load.
 
@@ -70,6 +71,7 @@ def write_stored(
         shards: How many files the weights become, or their largest size: see ``parse_sharding``.
         on_write: Told the bytes of each tensor when it is written.
         check: Called with the temporary folder when it is complete.
+        card: Content of its README.md; empty for none.
 
     Raises:
         CheckpointError: The folder holds something else, or a weight does not fit its dtype.
@@ -94,6 +96,7 @@ def write_stored(
         write_json(temporary / "config.json", {**config_json(stored.config), "dtype": dtype, **ids})
         stored.tokenizer.save(temporary)
         stored.companions.with_generation(ids).write(temporary)
+        write_card(temporary, card)
         write_shards(temporary, tensors, sharding, on_write=on_write)
 
 

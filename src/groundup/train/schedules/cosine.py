@@ -9,7 +9,11 @@ from groundup.core.config_class import Ratio
 
 @config
 class Cosine:
-    """Attributes: ``min_ratio`` is the last learning rate over the peak."""
+    """Half a cosine, from the peak to the last learning rate.
+
+    Attributes:
+        min_ratio: The last learning rate over the peak.
+    """
 
     kind: Literal["cosine"] = "cosine"
     min_ratio: Ratio = 0.1

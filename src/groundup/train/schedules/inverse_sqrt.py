@@ -9,7 +9,11 @@ from groundup.core.config_class import Ratio
 
 @config
 class InverseSqrt:
-    """Attributes: ``min_ratio`` is the lowest learning rate over the peak, and the one after the horizon."""
+    """The root of the warm-up's length over the position.
+
+    Attributes:
+        min_ratio: The lowest learning rate over the peak, and the one after the horizon.
+    """
 
     kind: Literal["inverse_sqrt"] = "inverse_sqrt"
     min_ratio: Ratio = 0.0

@@ -8,7 +8,11 @@ from groundup.core.config_class import Ratio
 
 @config
 class Linear:
-    """Attributes: ``min_ratio`` is the last learning rate over the peak."""
+    """A straight line from the peak to the last learning rate.
+
+    Attributes:
+        min_ratio: The last learning rate over the peak.
+    """
 
     kind: Literal["linear"] = "linear"
     min_ratio: Ratio = 0.0

@@ -34,7 +34,11 @@ class LengthIn:
 
 @config
 class Steps:
-    """A number of optimizer steps."""
+    """A number of optimizer steps.
+
+    Attributes:
+        steps: Optimizer steps until the peak; 0 for no warm-up.
+    """
 
     kind: Literal["steps"] = "steps"
     steps: NotNegative = 0
@@ -46,7 +50,11 @@ class Steps:
 
 @config
 class Fraction:
-    """A fraction of the schedule's horizon."""
+    """A fraction of the schedule's horizon.
+
+    Attributes:
+        fraction: Share of the schedule's horizon until the peak.
+    """
 
     kind: Literal["fraction"] = "fraction"
     fraction: Probability = 0.01
@@ -58,7 +66,11 @@ class Fraction:
 
 @config
 class Tokens:
-    """A number of training tokens."""
+    """A number of training tokens.
+
+    Attributes:
+        tokens: Training tokens until the peak.
+    """
 
     kind: Literal["tokens"] = "tokens"
     tokens: NotNegativeFloat = 0.0
@@ -70,7 +82,11 @@ class Tokens:
 
 @config
 class Samples:
-    """A number of training samples."""
+    """A number of training samples.
+
+    Attributes:
+        samples: Training samples until the peak.
+    """
 
     kind: Literal["samples"] = "samples"
     samples: NotNegative = 0

@@ -1,0 +1,138 @@
+"""The built site in a browser: it asks nobody else, fits a phone, finds words, and changes its language."""
+
+import functools
+import http.server
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests.guides import ROOT
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)"),
+]
+expect = playwright.expect
+
+PAGES = ("", "zh/", "es/quickstart/", "concepts/layouts/", "troubleshooting/", "reference/settings/data/")
+
+
+def build(site, *, folder=ROOT):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    done = build(folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=site))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as program:
+        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
+        browser = program.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=180_000)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Opens a page; in the end none may have asked another server, missed a file or complained."""
+    complaints, contexts = [], []
+
+    def listen(page):
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda one: one.url.startswith(address) or complaints.append(one.url))
+        page.on("response", lambda one: one.status < 400 or complaints.append(f"{one.status} {one.url}"))
+
+    def visit(path, **options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(120_000)
+        listen(page)
+        page.goto(address + path)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not complaints
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_fits(path, width, visit):
+    page = visit(path, viewport={"width": width, "height": 844})
+    expect(page.locator("h1")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    tables = page.locator(".cards table").all()
+    assert all(table.bounding_box()["width"] <= width for table in tables if table.is_visible())
+
+
+def test_colours_follow_the_system_and_the_button(visit):
+    def brightness(page):
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, re.findall(r"\d+", colour)[:3]))
+
+    dark = visit("", color_scheme="dark")
+    assert brightness(dark) < 200 < 600 < brightness(visit("", color_scheme="light"))
+    dark.locator("label[for=__palette_1]").click()  # light, whatever the system has
+    assert brightness(dark) > 600
+
+
+@pytest.mark.parametrize(("path", "word"), [("", "rotary_fraction"), ("es/", "vocabulario"), ("zh/", "词表")])
+def test_search_finds_words(path, word, visit):
+    page = visit(path, viewport={"width": 1280, "height": 900})
+    page.locator("[data-md-component=search-query]").fill(word)
+    expect(page.locator(".md-search-result__link").first).to_be_visible()
+
+
+def test_the_switch_leads_to_the_same_page_in_another_language(visit):
+    page = visit("quickstart/", viewport={"width": 1280, "height": 900})
+    page.locator(".md-select").hover()
+    page.locator(".md-header [hreflang=es]").click()
+    expect(page.locator("h1")).to_contain_text("Primeros pasos")
+    assert page.locator("html").get_attribute("lang") == "es"
+    assert page.locator(".md-tabs__link").first.inner_text().strip() == "Empezar"
+    page.locator(".md-select").hover()
+    page.locator(".md-header [hreflang=en]").click()
+    expect(page.locator("h1")).to_contain_text("Quickstart")
+
+
+def test_links_that_lead_nowhere_end_the_build(tmp_path):
+    """On a copy of the pages, with such links."""
+    for name in ("docs", "examples", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "CONTRIBUTING.md", "mkdocs.yml"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    links = ("nowhere.md", "install.md#nowhere", "../nowhere.txt", "/install.md")
+    with (tmp_path / "docs/features.md").open("a") as page:
+        page.write("".join(f"\n[a]({link})\n" for link in links))
+    done = build(tmp_path / "site", folder=tmp_path)
+    assert done.returncode == 1
+    assert [link for link in links if link in done.stderr] == list(links)
+    assert "Aborted with" in done.stderr
