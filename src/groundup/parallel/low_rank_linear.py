@@ -28,11 +28,15 @@ class LowRankLinear(nn.Linear):
 
     def forward(self, x_BTI: Tensor) -> Tensor:
         """[B, T, I] -> [B, T, O]."""
-        y_BTO = _summed(super().forward(x_BTI))
+        y_BTO = _summed(self.product(x_BTI))
         if self.training and self.lora_dropout:
             x_BTI = drop(x_BTI, self.lora_dropout)
         low_BTR = _summed(linear(x_BTI, self.lora_a))
         return y_BTO + linear(low_BTR * self.scale, self.lora_b)
+
+    def product(self, x_BTI: Tensor) -> Tensor:
+        """Computes what the layer would without its adapter."""
+        return super().forward(x_BTI)
 
 
 def _summed(x: Tensor) -> Tensor:
