@@ -1,7 +1,9 @@
 """Files of the repository outside docs/ that pages link to: they become pages of the site too."""
 
+import functools
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -122,15 +124,22 @@ def listed(folder: str) -> str:
     return "\n".join(f"- [{title}]({path.name})" for path, title in zip(paths, titles, strict=True))
 
 
+@functools.cache
+def _tracked() -> list[Path]:
+    """The repository's own files: beside them may lie the data of benchmarks, and what was built."""
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    return [ROOT / name for name in listing.split("\0")]
+
+
 def _text_of(path: str) -> tuple[str, str]:
     """Markdown that shows a file or folder, and the file that its links are relative to."""
     file = ROOT / path
     if file.is_dir():
         readme = file / "README.md"
         head = readme.read_text() if readme.exists() else f"# {path}\n"
-        inside = sorted(
-            one for one in file.iterdir() if not one.name.startswith((".", "__")) and one != readme
-        )
+        names = {one.relative_to(file).parts[0] for one in _tracked() if one.is_relative_to(file)}
+        inside = [file / name for name in sorted(names) if not name.startswith((".", "__", readme.name))]
         files = "\n".join(f"- [{one.name}]({one.name})" for one in inside)
         return f"{head}\n{files}\n", f"{path}/README.md"
     text = file.read_text()

@@ -1,8 +1,6 @@
 """Pages hold what they promise: links on GitHub, examples, extras; and what the site makes of links."""
 
 import doctest
-import re
-import tomllib
 
 import languages
 import pytest
@@ -37,12 +35,6 @@ def test_examples_in_python_print_what_is_shown(page):
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
 
-def test_every_extra_is_explained():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    explained = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
-    assert sorted(explained) == sorted(extras)
-
-
 @pytest.mark.parametrize(
     ("path", "place"),
     [
@@ -50,7 +42,7 @@ def test_every_extra_is_explained():
         ("docs/decisions", "decisions/index.md"),
         ("benchmarks/results/tokens.md", "benchmarks/tokens.md"),
         ("benchmarks/results/growth.svg", "benchmarks/growth.svg"),
-        ("examples/slurm/train.sbatch", "repository/examples/slurm/train.sbatch.md"),
+        ("deploy/slurm/train.sbatch", "repository/deploy/slurm/train.sbatch.md"),
         ("examples/openwebtext", "repository/examples/openwebtext/index.md"),
         ("README.md", "repository/README.md"),
     ],
@@ -80,10 +72,10 @@ def test_a_section_is_included_with_links_from_where_it_stands():
 
 
 def test_a_folder_that_is_linked_to_is_a_page_with_its_files():
-    made = repository_files.pages_beside({"docs/guides/x.md": "[w](../../examples/slurm)"})
-    listing = made["repository/examples/slurm/index.md"]
+    made = repository_files.pages_beside({"docs/guides/x.md": "[w](../../deploy/slurm)"})
+    listing = made["repository/deploy/slurm/index.md"]
     assert "[train.sbatch](train.sbatch.md)" in listing
-    assert "```bash\n#!" in made["repository/examples/slurm/train.sbatch.md"]
+    assert "```bash\n#!" in made["repository/deploy/slurm/train.sbatch.md"]
     assert made["benchmarks/growth.svg"] == ROOT / "benchmarks/results/growth.svg"
 
 
