@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 9190,
+    "checkpoint": 9220,
     "cli": 7160,
     "core": 2520,
     "corpus": 9740,
