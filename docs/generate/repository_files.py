@@ -1,7 +1,9 @@
 """Files of the repository outside docs/ that pages link to: they become pages of the site too."""
 
+import functools
 import os
 import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
@@ -9,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = "benchmarks/results/"
 """Folder of the pages of results."""
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-_FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1", re.DOTALL | re.MULTILINE)
 _PICTURES = (".svg", ".png")
 _LANGUAGES = {
     ".sh": "bash",
@@ -122,21 +124,30 @@ def listed(folder: str) -> str:
     return "\n".join(f"- [{title}]({path.name})" for path, title in zip(paths, titles, strict=True))
 
 
+@functools.cache
+def _tracked() -> list[Path]:
+    """The repository's own files: beside them may lie the data of benchmarks, and what was built."""
+    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
+    return [ROOT / name for name in listing.split("\0") if name]
+
+
 def _text_of(path: str) -> tuple[str, str]:
     """Markdown that shows a file or folder, and the file that its links are relative to."""
     file = ROOT / path
     if file.is_dir():
         readme = file / "README.md"
         head = readme.read_text() if readme.exists() else f"# {path}\n"
-        inside = sorted(
-            one for one in file.iterdir() if not one.name.startswith((".", "__")) and one != readme
-        )
+        names = {one.relative_to(file).parts[0] for one in _tracked() if one.is_relative_to(file)}
+        inside = [file / name for name in sorted(names) if not name.startswith((".", "__", readme.name))]
         files = "\n".join(f"- [{one.name}]({one.name})" for one in inside)
         return f"{head}\n{files}\n", f"{path}/README.md"
     text = file.read_text()
     if file.suffix == ".md":
         return text, path
-    return f"# {file.name}\n\n`{path}`\n\n```{_LANGUAGES.get(file.suffix, 'text')}\n{text}```\n", path
+    fence = "`" * (max([2, *map(len, re.findall("`{3,}", text))]) + 1)
+    language = _LANGUAGES.get(file.suffix, "text")
+    return f"# {file.name}\n\n`{path}`\n\n{fence}{language}\n{text}{fence}\n", path
 
 
 def _section(path: str, title: str, folder: str) -> str:

@@ -11,7 +11,7 @@ server, file = sys.argv[1:]
 
 def answer(prompt: str) -> str:
     """Returns what the model says, at temperature 0."""
-    body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 16}
+    body = {"messages": [{"role": "user", "content": prompt}], "temperature": 0, "max_tokens": 32}
     request = urllib.request.Request(
         f"{server}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )

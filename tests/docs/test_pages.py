@@ -1,8 +1,6 @@
-"""Pages hold what they promise: links on GitHub, examples, extras; and what the site makes of links."""
+"""Pages hold what they promise: links on GitHub, examples; and what the site makes of links."""
 
 import doctest
-import re
-import tomllib
 
 import languages
 import pytest
@@ -12,7 +10,7 @@ from tests.guides import ROOT, blocks
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("docs", "examples", "benchmarks/results")
+    for folder in ("docs", "examples", "deploy", "benchmarks/results")
     for path in (ROOT / folder).rglob("*.md")
 )
 
@@ -35,12 +33,6 @@ def test_examples_in_python_print_what_is_shown(page):
     test = doctest.DocTestParser().get_doctest(session, {}, page, page, 0)
     assert test.examples
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
-
-
-def test_every_extra_is_explained():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    explained = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
-    assert sorted(explained) == sorted(extras)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +84,10 @@ def test_a_translation_leads_to_translations_where_there_are_any():
     made = languages.with_links("[a](quickstart.md#x) [b](guides/serving.md)", "index.zh.md", known)
     assert made == "[a](quickstart.zh.md#x) [b](guides/serving.md)"
     assert languages.with_links("[a](quickstart.md)", "index.md", known) == "[a](quickstart.md)"
+
+
+def test_code_that_holds_a_block_of_markdown_is_shown_whole():
+    made = repository_files.pages_beside({"docs/x.md": "[b](../benchmarks/quickstart.py)"})
+    page = made["repository/benchmarks/quickstart.py.md"]
+    assert "````python\n" in page and page.endswith("\n````\n")
+    assert (ROOT / "benchmarks/quickstart.py").read_text() in page

@@ -28,7 +28,7 @@ def folder(tmp_path):
 @pytest.mark.slow
 def test_every_command_runs_and_peft_computes_the_same(folder, monkeypatch):
     lines = commands("docs/guides/lora.md")
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         run(line, folder)
     monkeypatch.chdir(folder)

@@ -131,6 +131,6 @@ def test_the_whole_flow(tmp_path):
     said = run("whole-flow/run.sh", "out", folder=tmp_path, PORT=free_port())
     samples = [json.loads(line) for line in (tmp_path / "out/grpo/samples.jsonl").read_text().splitlines()]
     assert len(samples) == 32
-    assert "of 10 held-out sums are right" in said
+    assert "of 50 held-out sums are right" in said
     for stage in ("sft", "dpo", "grpo"):
         assert list((tmp_path / "out" / stage / "checkpoints").glob("step_*"))

@@ -46,7 +46,9 @@ def with_adapter(base: LazyModel, folder: Path) -> LazyModel:
     """
     adapter = read_adapter(folder, base) if (folder / ADAPTER).is_file() else open_native_adapter(folder)
     if adapter is None:
-        raise CheckpointError("holds a whole model, no adapter", where=folder, fix="Leave out --adapter.")
+        raise CheckpointError(
+            "holds a whole model, no adapter", where=folder, fix="Name an adapter, or leave the option out."
+        )
     model = merged(base, adapter)
     beside = tokenizer_folder(folder)
     if beside is None:

@@ -20,11 +20,13 @@ from groundup.core.config import ByKind, config
 from groundup.corpus.sources import content_ending
 from groundup.finetune.dpo import Dpo
 from groundup.finetune.grpo import Grpo
+from groundup.finetune.int8_base import round_base
 from groundup.finetune.lora import LoraConfig, adapters_of
 from groundup.finetune.pretrain import Pretrain
 from groundup.finetune.sft import Sft
 from groundup.train.config import TrainConfig
 from groundup.train.learning import Learning
+from groundup.train.setup import Run
 
 Stage = Annotated[Pretrain | Sft | Dpo | Grpo, ByKind]
 
@@ -60,7 +62,16 @@ class FinetuneConfig(TrainConfig):
         learning = self.stage.learning(self)
         if not self.lora.rank:
             return learning
-        return dataclasses.replace(learning, adapters=adapters_of(self, self.lora, learning.change_start))
+        adapters = adapters_of(self, self.lora, learning.change_start)
+        begin = learning.begin
+
+        def begin_rounded(present: Run) -> None:
+            round_base(present.state.model)
+            if begin:
+                begin(present)
+
+        rounds = self.lora.base_weights == "int8"
+        return dataclasses.replace(learning, adapters=adapters, begin=begin_rounded if rounds else begin)
 
 
 def stage_defaults(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from groundup.core.config_class import NotNegative, PositiveFloat, Probability
 from groundup.core.errors import ConfigError
 from groundup.core.log import quiet
 from groundup.core.progress import human_count
+from groundup.finetune.int8_base import as_float, require_int8_base
 from groundup.models import ModelConfig, axes_of, build_model
 from groundup.models.count import num_parameters
 from groundup.parallel.dtensor import place
@@ -44,6 +46,8 @@ class LoraConfig:
         dropout: Of the adapters' inputs, while training.
         targets: Linear layers of a block, separated by commas: all, attention, mlp, or by name: wq, wk, wv,
             wo, w1, w2, w3.
+        base_weights: Of those layers: "float", in the run's precision, or "int8", rounded to 8 bits for less
+            memory (torchao), which the adapters learn to make up for.
     """
 
     rank: NotNegative = 0
@@ -51,6 +55,7 @@ class LoraConfig:
     rslora: bool = False
     dropout: Probability = 0.0
     targets: str = "all"
+    base_weights: Literal["float", "int8"] = "float"
 
 
 def target_layers(model: ModelConfig, targets: str) -> list[str]:
@@ -96,6 +101,8 @@ def adapters_of(
             where="lora.rank",
             fix="Give start.path, the base model, and leave out start.state.",
         )
+    if lora.base_weights == "int8":
+        require_int8_base(run)
     if lora.dropout and run.layout.tp > 1:
         raise ConfigError(
             "the ranks of tensor parallelism would each drop other inputs of one adapter",
@@ -188,7 +195,7 @@ def with_adapters_merged(parameters: Mapping[str, Tensor], scale: float) -> dict
         if name.endswith(b):
             layer = name.removesuffix(b)
             low_OI = (b_OR.float() @ parameters[layer + a].float()).mul_(scale)
-            found[f"{layer}.weight"] = low_OI.add_(parameters[f"{layer}.weight"])
+            found[f"{layer}.weight"] = low_OI.add_(as_float(parameters[f"{layer}.weight"]))
     return found
 
 

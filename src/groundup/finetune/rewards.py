@@ -104,7 +104,7 @@ def _called(function: Reward, prompt: Any, completion: str, record: Mapping[str,
         found: Any = function(prompt, completion, record)
     except _BadReward:
         raise
-    except Exception as error:  # a user's function raises what it likes
+    except (Exception, SystemExit) as error:  # a user's function raises what it likes
         raise _BadReward(f"raised {type(error).__name__}: {error}{_line_of(error)}") from error
     try:
         value = math.nan if isinstance(found, str) else float(found)
@@ -155,9 +155,10 @@ def _imported(path: Path) -> Any:
     assert spec is not None and spec.loader is not None, "its name ends with .py"
     module = importlib.util.module_from_spec(spec)
     sys.path.append(str(path.resolve().parent))
+    sys.modules[spec.name] = module  # where its data classes look for what their annotations name
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # a user's file raises what it likes
+    except (Exception, SystemExit) as error:  # a user's file raises what it likes
         raise ConfigError(
             f"{path} cannot be imported: {type(error).__name__}: {error}",
             where="stage.reward",

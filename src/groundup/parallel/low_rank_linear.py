@@ -28,11 +28,13 @@ class LowRankLinear(nn.Linear):
 
     def forward(self, x_BTI: Tensor) -> Tensor:
         """[B, T, I] -> [B, T, O]."""
-        y_BTO = _summed(super().forward(x_BTI))
+        y_BTO = _summed(self.product(x_BTI))
         if self.training and self.lora_dropout:
             x_BTI = drop(x_BTI, self.lora_dropout)
         low_BTR = _summed(linear(x_BTI, self.lora_a))
         return y_BTO + linear(low_BTR * self.scale, self.lora_b)
+
+    product = nn.Linear.forward  # what the layer computes without its adapter
 
 
 def _summed(x: Tensor) -> Tensor:

@@ -9,7 +9,17 @@ from groundup.core.errors import ConfigError, DataError
 from groundup.finetune.rewards import Rewards
 
 FILE = """
+from __future__ import annotations
+
+import dataclasses
+import sys
+
 import helper_of_rewards
+
+
+@dataclasses.dataclass
+class Rule:
+    worth: float = 1.0
 
 
 def length(prompt, completion, record):
@@ -26,6 +36,10 @@ def nothing(prompt, completion, record):
 
 def infinite(prompt, completion, record):
     return float("inf")
+
+
+def leaves(prompt, completion, record):
+    sys.exit(f"worth {Rule().worth}")
 
 
 def yes(prompt, completion, record):
@@ -76,9 +90,10 @@ def test_functions_are_weighed(file: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("divides", r"raised ZeroDivisionError: division by zero \(.*mine\.py:10\)"),
+        ("divides", r"raised ZeroDivisionError: division by zero \(.*mine\.py:20\)"),
         ("nothing", "returned None, which is not a finite number"),
         ("infinite", "returned inf, which is not a finite number"),
+        ("leaves", "raised SystemExit: worth 1.0"),
         ("yes", "returned 'yes', which is not a finite number"),
     ],
 )
@@ -103,12 +118,15 @@ def test_a_check_without_an_answer_is_named() -> None:
 def test_what_cannot_be_a_reward_is_refused_before_the_run(file: Path) -> None:
     broken = file.with_name("broken.py")
     broken.write_text("import no_such_module\n")
+    program = file.with_name("program.py")
+    program.write_text("raise SystemExit(0)\n")
     for name, message in {
         "exakt": "neither one of exact, regex, number nor",
         "nowhere.py:f": "no file nowhere.py",
         f"{file}:missing": "no function missing; it has length, divides",
         f"{file}:two": "cannot be called with",
         f"{broken}:f": "cannot be imported: ModuleNotFoundError",
+        f"{program}:f": "cannot be imported: SystemExit",
         "regex": "needs a pattern",
     }.items():
         with pytest.raises(ConfigError, match=message):
