@@ -46,7 +46,8 @@ def links(text, page):
 
 def commands_in_text(text):
     """Commands that stand in sentences and tables, in any order."""
-    return sorted(re.findall(r"`((?:groundup|make|pip|python|torchrun|srun) [^`]+)`", _FENCE.sub("", text)))
+    found = re.findall(r"`((?:groundup|make|pip|python|torchrun|srun)\s[^`]+)`", _FENCE.sub("", text))
+    return sorted(" ".join(command.split()) for command in found)  # lines may be broken elsewhere
 
 
 def differences(original, translation, page):
@@ -86,6 +87,7 @@ ORIGINAL = "# A\n\nSee [b](b.md#c), `make z`.\n\n```bash\nmake x  # one\n```\n\n
     [
         (ORIGINAL.replace("# A", "# 甲").replace("# one", "# 一").replace("b.md", "b.zh.md"), 0),
         (ORIGINAL.replace("make x", "make y"), 1),
+        (ORIGINAL.replace("make z", "make\nz"), 0),
         (ORIGINAL.replace("make z", "make y"), 1),
         (ORIGINAL.replace("# A", "## A"), 1),
         (ORIGINAL.replace("b.md#c", "c.md"), 1),
