@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = "benchmarks/results/"
 """Folder of the pages of results."""
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-_FENCE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1", re.DOTALL | re.MULTILINE)
 _PICTURES = (".svg", ".png")
 _LANGUAGES = {
     ".sh": "bash",
@@ -129,7 +129,7 @@ def _tracked() -> list[Path]:
     """The repository's own files: beside them may lie the data of benchmarks, and what was built."""
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
-    return [ROOT / name for name in listing.split("\0")]
+    return [ROOT / name for name in listing.split("\0") if name]
 
 
 def _text_of(path: str) -> tuple[str, str]:
@@ -145,7 +145,9 @@ def _text_of(path: str) -> tuple[str, str]:
     text = file.read_text()
     if file.suffix == ".md":
         return text, path
-    return f"# {file.name}\n\n`{path}`\n\n```{_LANGUAGES.get(file.suffix, 'text')}\n{text}```\n", path
+    fence = "`" * (max([2, *map(len, re.findall("`{3,}", text))]) + 1)
+    language = _LANGUAGES.get(file.suffix, "text")
+    return f"# {file.name}\n\n`{path}`\n\n{fence}{language}\n{text}{fence}\n", path
 
 
 def _section(path: str, title: str, folder: str) -> str:

@@ -23,6 +23,7 @@ _EXTRAS = {
     "uvicorn": "serve",
     "prometheus_client": "serve",
     "jinja2": "finetune",
+    "huggingface_hub": "hub",
 }
 """Module -> the extra of the package that installs it."""
 

@@ -16,7 +16,7 @@ MAX_FUNCTION_LINES = 60  # without its docstring
 BUDGETS = {
     "__init__.py": 20,
     "__main__.py": 120,
-    "checkpoint": 9190,
+    "checkpoint": 9220,
     "cli": 7160,
     "core": 2520,
     "corpus": 9740,
@@ -34,7 +34,7 @@ BUDGETS = {
     "report": 2760,
     "tokens": 8220,
     "train": 5640,
-    "verify": 1600,
+    "verify": 1640,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
 

@@ -1,4 +1,4 @@
-"""Pages hold what they promise: links on GitHub, examples, extras; and what the site makes of links."""
+"""Pages hold what they promise: links on GitHub, examples; and what the site makes of links."""
 
 import doctest
 
@@ -10,7 +10,7 @@ from tests.guides import ROOT, blocks
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("docs", "examples", "benchmarks/results")
+    for folder in ("docs", "examples", "deploy", "benchmarks/results")
     for path in (ROOT / folder).rglob("*.md")
 )
 
@@ -84,3 +84,10 @@ def test_a_translation_leads_to_translations_where_there_are_any():
     made = languages.with_links("[a](quickstart.md#x) [b](guides/serving.md)", "index.zh.md", known)
     assert made == "[a](quickstart.zh.md#x) [b](guides/serving.md)"
     assert languages.with_links("[a](quickstart.md)", "index.md", known) == "[a](quickstart.md)"
+
+
+def test_code_that_holds_a_block_of_markdown_is_shown_whole():
+    made = repository_files.pages_beside({"docs/x.md": "[b](../benchmarks/quickstart.py)"})
+    page = made["repository/benchmarks/quickstart.py.md"]
+    assert "````python\n" in page and page.endswith("\n````\n")
+    assert (ROOT / "benchmarks/quickstart.py").read_text() in page

@@ -1,5 +1,7 @@
 """The reference has every verb with its flags, and every setting with a description."""
 
+import re
+
 import pytest
 import setting_pages
 import verb_pages
@@ -8,6 +10,8 @@ from groundup.cli.app import build_app
 from groundup.cli.run_config import presets
 from groundup.core.config import resolve, to_dict
 from groundup.core.config_sources import leaves
+from groundup.corpus.recipe import Recipe
+from groundup.eval.tasks import Task
 from groundup.finetune.config import FinetuneConfig
 
 
@@ -63,6 +67,16 @@ def test_every_setting_of_a_run_is_on_the_page_of_its_group(settings, overrides)
         page = settings[f"reference/settings/{group.replace('_', '-') if rest else 'a-run'}.md"]
         if name != "kind":
             assert f"| `{name}` |" in page, key
+
+
+def test_every_setting_of_recipes_and_tasks_is_on_their_page(settings):
+    for root, page in ((Recipe, "recipe"), (Task, "tasks")):
+        text = settings[f"reference/settings/{page}.md"]
+        for cls in setting_pages.reachable(root):
+            kind = getattr(cls, "kind", None)
+            assert kind is None or re.search(rf"^##+ (\S+=)?{kind}$", text, re.MULTILINE), kind
+            for setting in setting_pages.settings_of(cls):
+                assert f"| `{setting.name}` |" in text, (cls, setting.name)
 
 
 def test_no_setting_lacks_a_description():

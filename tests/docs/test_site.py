@@ -132,11 +132,12 @@ def test_the_switch_leads_to_the_same_page_in_another_language(visit):
 
 def test_links_that_lead_nowhere_end_the_build(tmp_path):
     """On a copy of the pages, with such links."""
-    for name in ("docs", "examples", "benchmarks"):
+    for name in ("docs", "examples", "deploy", "benchmarks"):
         shutil.copytree(ROOT / name, tmp_path / name)
-    for name in ("README.md", "CONTRIBUTING.md", "mkdocs.yml"):
+    for name in ("README.md", "CONTRIBUTING.md", "Containerfile", "mkdocs.yml"):
         shutil.copy(ROOT / name, tmp_path / name)
-    links = ("nowhere.md", "install.md#nowhere", "../nowhere.txt", "/install.md")
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)  # which tells the repository's files
+    links = ("nowhere.md", "quickstart.md#nowhere", "../nowhere.txt", "/quickstart.md")
     with (tmp_path / "docs/features.md").open("a") as page:
         page.write("".join(f"\n[a]({link})\n" for link in links))
     done = build(tmp_path / "site", folder=tmp_path)

@@ -44,12 +44,19 @@ def links(text, page):
     return found
 
 
+def commands_in_text(text):
+    """Commands that stand in sentences and tables, in any order."""
+    found = re.findall(r"`((?:groundup|make|pip|python|torchrun|srun)\s[^`]+)`", _FENCE.sub("", text))
+    return sorted(" ".join(command.split()) for command in found)  # lines may be broken elsewhere
+
+
 def differences(original, translation, page):
     """What a translation has otherwise, in words."""
     told = []
     for what, of in (
         ("blocks of code", fences),
         ("levels of headings", headings),
+        ("commands in the text", commands_in_text),
         ("links", lambda text: links(text, page)),
     ):
         ours, theirs = of(original), of(translation)
@@ -72,7 +79,7 @@ def test_the_home_page_and_the_quickstart_are_there_in_every_language():
         assert {languages.translated(page, code) for code in OTHERS} <= set(TRANSLATIONS)
 
 
-ORIGINAL = "# A\n\nSee [b](b.md#c).\n\n```bash\nmake x  # one\n```\n\n| a |\n| --- |\n| b |\n"
+ORIGINAL = "# A\n\nSee [b](b.md#c), `make z`.\n\n```bash\nmake x  # one\n```\n\n| a |\n| --- |\n| b |\n"
 
 
 @pytest.mark.parametrize(
@@ -80,6 +87,8 @@ ORIGINAL = "# A\n\nSee [b](b.md#c).\n\n```bash\nmake x  # one\n```\n\n| a |\n| -
     [
         (ORIGINAL.replace("# A", "# 甲").replace("# one", "# 一").replace("b.md", "b.zh.md"), 0),
         (ORIGINAL.replace("make x", "make y"), 1),
+        (ORIGINAL.replace("make z", "make\nz"), 0),
+        (ORIGINAL.replace("make z", "make y"), 1),
         (ORIGINAL.replace("# A", "## A"), 1),
         (ORIGINAL.replace("b.md#c", "c.md"), 1),
         (ORIGINAL.replace("| b |\n", ""), 1),

@@ -77,6 +77,7 @@ _POSSIBLE = {
     "eval fetch": {"tasks": "lambada", "data": "new"},
     "compare": {"first": "results.json", "second": "results.json"},
     "convert": {"path": "run", "out": "new", "to": "hf"},
+    "push": {"path": "run", "url": "hf://nobody/nothing"},
     "generate": {"path": "run", "prompt": "x"},
     "serve": {"path": "run"},
     "client": {"url": "http://127.0.0.1:9", "prompt": "x", "max_new_tokens": "1"},

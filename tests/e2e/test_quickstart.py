@@ -53,6 +53,7 @@ def test_ctrl_c_and_again_ends_where_an_undisturbed_run_does(tmp_path):
     assert "continuing from" in err
     assert "Unigram entropy" in out
     assert (tmp_path / "cut/huggingface/model.safetensors").is_file()
+    assert "`numbers.jsonl` (" in (tmp_path / "cut/huggingface/README.md").read_text()
     again, err = finish(start(tmp_path / "cut", *options))
     assert again == out  # everything is found done
 

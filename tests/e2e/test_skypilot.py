@@ -65,4 +65,4 @@ def test_a_store_that_cannot_be_read_ends_the_task(tmp_path):
     bucket.write_text("no folder")
     task = launch(tmp_path / "home", config, data, bucket)
     assert task.wait(timeout=280) != 0, (tmp_path / "home/log").read_text()
-    assert not (tmp_path / "home/run").exists()
+    assert not list((tmp_path / "home/run").rglob("metrics.jsonl"))

@@ -80,6 +80,7 @@ _VERBS = {
     "compare": "compare:compare",
     "report": "report:report",
     "convert": "convert:convert",
+    "push": "push:push",
     "import nanogpt": "import_nanogpt:nanogpt",
     "generate": "generate:generate",
     "serve": "serve:serve",

@@ -46,6 +46,10 @@ class CardFlags:
             words += [f"--{flag.replace('_', '-')}", value] if value else []
         return words
 
+    def with_name(self, name: str) -> "CardFlags":
+        """Returns the same with a name, where none is given."""
+        return self if self.name else dataclasses.replace(self, name=name)
+
     def options(self, out: Path, command: Sequence[str]) -> "CardOptions":
         """Returns what is said in the card.
 

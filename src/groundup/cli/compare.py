@@ -112,7 +112,9 @@ def _print_comparison(folder: Path, reference: "Reference", found: "Compared") -
         print(f"{steps:>15}{window.loss:>10.4f}{window.expected:>11.4f}{width:>10}  {verdict}{kind}")
     for remark in (*found.remarks, *reference.notes):
         print(f"\n{remark}", end="")
-    print(f"\n\n{found.shape}: {SHAPES[found.shape]}" if found.windows else "")
+    is_other = found.shape == "inside" and (found.apart or 0.0) > reference.rounding
+    verdict = "but not the run that its seed makes" if is_other else SHAPES[found.shape]
+    print(f"\n\n{found.shape}: {verdict}" if found.windows else "")
     if found.suspects:
         print("Settings that differ:" if found.shape == "inside" else "Suspects, the most likely first:")
     for number, suspect in enumerate(found.suspects[:_MOST_SUSPECTS], start=1):

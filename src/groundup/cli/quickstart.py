@@ -57,8 +57,10 @@ def quickstart(
 
     from groundup.checkpoint.formats import format_named, open_model
     from groundup.checkpoint.lazy import as_lazy
+    from groundup.cli.card_options import CardFlags
     from groundup.cli.train import run_training
     from groundup.core.log import logger
+    from groundup.report.model_card import model_card
     from groundup.tokens.tokenize import build_tokens
 
     preset = "small" if torch.cuda.is_available() else "tiny"
@@ -77,7 +79,10 @@ def quickstart(
     results = run_training(config)
     logger.info("[5/6] export: a Hugging Face folder")
     loaded = open_model(config.run_dir, device=torch.device("cpu"))
-    format_named("hf").codec.write(as_lazy(loaded), out / "huggingface")
+    stored, exported = as_lazy(loaded), out / "huggingface"
+    command = ["convert", str(config.run_dir), str(exported), "--to", "hf"]
+    card = model_card(stored, CardFlags(name=out.absolute().name).options(exported, command))
+    format_named("hf").codec.write(stored, exported, card=card)
     logger.info("[6/6] generation: completing %r", prompt)
     validation = results.get("validation")
     print(_last_screen(out, config, report, prompt, _completions(loaded, prompt), validation))

@@ -14,9 +14,9 @@ from groundup.core.log import logger
 from groundup.parallel.mesh import ParallelMesh
 from groundup.train.config import TrainConfig
 from groundup.train.metrics import METRICS_FILE, last_step
-from groundup.train.trackers import TRACKED_FILE
+from groundup.train.trackers import TRACKERS
 
-_OF_A_RUN = (CHECKPOINTS, METRICS_FILE, TRACKED_FILE, "tensorboard")
+_OF_A_RUN = (CHECKPOINTS, METRICS_FILE, TRACKERS, "tensorboard")
 _MUST_MATCH = (
     "model",
     "data.split",

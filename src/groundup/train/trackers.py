@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 from groundup.core.config import to_dict
 from groundup.core.config_sources import leaves
-from groundup.core.files import read_json, write_json
+from groundup.core.files import atomic_write
 from groundup.core.log import logger
 from groundup.train.config import TrainConfig
 from groundup.train.signals import Interrupted
 
-TRACKED_FILE = "trackers.json"
-"""Which run of each tracker this one is, so that it goes on there after a stop."""
+TRACKERS = "trackers"
+"""Folder with the id that each tracker has for the run, so that it goes on there after a stop."""
 _PATIENCE_SECONDS = 60.0
 _LONGEST_PARAMETER = 500  # of characters: MLflow's own limit until 2.7
 
@@ -116,45 +116,48 @@ class TrackedRun:
     """Sends the records of a run to a tracker, in order, without holding up the training."""
 
     def __init__(self, tracker: Tracker, config: TrainConfig) -> None:
-        self._tracker = tracker
+        importlib.import_module(tracker.name)  # a missing one is told before anything is trained
+        self._tracker, self._config = tracker, config
         self._records: queue.SimpleQueue[tuple[int, Mapping[str, float]] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        importlib.import_module(tracker.name)  # a missing one is told before anything is trained
-        path = config.run_dir / TRACKED_FILE
-        known = read_json(path) if path.is_file() else {}
-        try:
-            begun = tracker.start(config, str(known.get(tracker.name, "")))
-        except Exception as error:  # libraries and networks raise what they like
-            self._warn(error)
-            return
-        write_json(path, {**known, tracker.name: begun})
+        self._begun = threading.Event()
         self._thread = threading.Thread(target=self._send, name=tracker.name, daemon=True)
         self._thread.start()
+        self._begun.wait(_PATIENCE_SECONDS / 2)  # what it says or asks then stands before the first step
 
     def record(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Sends the figures of a record, named as in TensorBoard: kind/figure."""
-        if self._thread:
+        if self._thread.is_alive():
             self._records.put((step, figures_of(kind, values)))
 
     def close(self, error: BaseException | None) -> None:
         """Ends the run there; waits a while for what is still to be sent."""
-        if self._thread:
-            self._error = error
-            self._records.put(None)
-            self._thread.join(_PATIENCE_SECONDS)
-            if self._thread.is_alive():
-                self._warn(TimeoutError(f"not everything was sent within {_PATIENCE_SECONDS:.0f} s"))
+        self._error = error
+        self._records.put(None)
+        self._thread.join(_PATIENCE_SECONDS)
+        if self._thread.is_alive():
+            self._warn(TimeoutError(f"not everything was sent within {_PATIENCE_SECONDS:.0f} s"))
 
     def _send(self) -> None:
         try:
+            self._begin()
             while (record := self._records.get()) is not None:
                 step, figures = record
                 if figures:
                     self._tracker.log(step, figures)
             self._tracker.finish(self._error)
-        except Exception as error:  # as above
+        except Exception as error:  # libraries and networks raise what they like
             self._warn(error)
+        finally:
+            self._begun.set()
+
+    def _begin(self) -> None:
+        path = self._config.run_dir / TRACKERS / self._tracker.name
+        begun = self._tracker.start(self._config, path.read_text() if path.is_file() else "")
+        path.parent.mkdir(exist_ok=True)
+        with atomic_write(path) as file:
+            file.write(begun.encode())
+        self._begun.set()
 
     def _warn(self, error: BaseException) -> None:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]

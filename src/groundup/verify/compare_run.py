@@ -30,6 +30,7 @@ class Compared:
         shape: Of the deviation.
         suspects: The most likely first.
         remarks: What cannot be compared, or only with care.
+        apart: How far the run is from that of its own seed at most; None where the reference has none.
     """
 
     windows: Sequence[Window]
@@ -37,6 +38,7 @@ class Compared:
     shape: Shape
     suspects: Sequence[Suspect]
     remarks: Sequence[str]
+    apart: float | None = None
 
     @property
     def outside(self) -> list[Window]:
@@ -79,13 +81,17 @@ def compare_run(run: RunRecords, reference: Reference, *, same_data: bool = Fals
             )
             return Compared(windows=(), unit=unit, shape="inside", suspects=(), remarks=remarks)
     windows = list(_windows(run, reference, scales, same_data=same_data))
+    data = _data_of(run)
+    apart = _apart(run, reference, windows) if scales == (1, 1) and data in ("", reference.data) else []
+    remarks += [_said_of_seed(apart, reference)] if apart else []
     shape = shape_of(run, windows, _first_loss(run))
     return Compared(
         windows=windows,
         unit=unit,
         shape=shape,
-        suspects=suspects(run, reference, shape, _data_of(run)),
+        suspects=suspects(run, reference, shape, data),
         remarks=remarks,
+        apart=max((found for _, found in apart), default=None),
     )
 
 
@@ -103,6 +109,35 @@ def _windows(
             for record in validations
         ]
         yield from published_windows(held_out, reference)
+
+
+def _apart(run: RunRecords, reference: Reference, windows: Sequence[Window]) -> list[tuple[int, float]]:
+    """Each window's last step, and how far the run is from that of its own seed; empty where there is none.
+
+    Both have the same initial weights and samples, which make nearly all of the difference between seeds: so
+    this shows what is far too small for the band.
+    """
+    seed = run.config.get("seed")
+    if seed not in reference.seeds:
+        return []
+    losses = reference.losses[reference.seeds.index(seed)]
+    return [
+        (window.last, abs(window.loss - float(losses[window.first : window.last].mean())))
+        for window in windows
+        if window.kind == "training"
+    ]
+
+
+def _said_of_seed(apart: Sequence[tuple[int, float]], reference: Reference) -> str:
+    most = max(found for _, found in apart)
+    said = f"The reference has this run's seed: their losses are at most {most:.4f} apart"
+    far = next((step for step, found in apart if not found <= reference.rounding), None)
+    if far is None:
+        return f"{said}, as by rounding (up to {reference.rounding}). It is the same run."
+    return (
+        f"{said}, and from step {far} on further than by rounding ({reference.rounding}). It is another run,"
+        " whose settings, data, code or initial weights differ."
+    )
 
 
 def _remarks(run: RunRecords, reference: Reference, *, same_data: bool) -> Iterator[str]:

@@ -45,6 +45,7 @@ class Reference:
         seeds: Of its runs.
         losses: Of each seed and step from 1 on; empty for a published curve.
         learning_rates: Of each step.
+        rounding: How far windows of two runs of one seed may lie apart, by rounding alone.
         validations: Step -> loss of each seed.
         points: A published curve instead.
         tolerance: Half the width of a published curve's band, as a share of the loss.
@@ -64,6 +65,7 @@ class Reference:
     seeds: tuple[int, ...] = ()
     losses: Losses = dataclasses.field(default_factory=lambda: np.zeros((0, 0)))
     learning_rates: Losses = dataclasses.field(default_factory=lambda: np.zeros(0))
+    rounding: float = 0.0
     validations: Mapping[int, tuple[float, ...]] = dataclasses.field(default_factory=dict)
     points: tuple[Point, ...] = ()
     tolerance: float = 0.0

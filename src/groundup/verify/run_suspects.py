@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from groundup.report.run_records import Record, RunRecords, number
-from groundup.verify.reference_band import Window
+from groundup.verify.reference_band import EDGES, Window
 from groundup.verify.references import Reference
 
 Shape = Literal["inside", "wrong start", "diverged", "spikes", "plateau", "below", "drift", "offset"]
@@ -112,9 +112,12 @@ _UNSEEN: Mapping[Shape, tuple[tuple[str, str], ...]] = {
         ("tokens that see what they shall predict: no causal mask, targets not shifted", "Generate a text."),
         ("data that repeats itself or is not shuffled", "`groundup corpus dedup`; data.order."),
     ),
-    "drift": (("other data, or in another order", "Compare fingerprints: `groundup tokens verify`."),),
+    "drift": (
+        (_SHIFT, "Print a batch: its targets beside its tokens. `groundup tokens trace` has their text."),
+        ("other data, or in another order", "Compare fingerprints: `groundup tokens verify`."),
+    ),
     "offset": (
-        (_SHIFT, "Decode a sample with its targets: `groundup tokens trace`."),
+        (_SHIFT, "Print a batch: its targets beside its tokens. `groundup tokens trace` has their text."),
         ("samples that are not shuffled, or other data", "Compare fingerprints: `groundup tokens verify`."),
     ),
 }  # fmt: skip
@@ -137,7 +140,8 @@ def shape_of(run: RunRecords, windows: Sequence[Window], first_loss: float | Non
     """How the run deviates; "inside" where it does not."""
     outside = [window for window in windows if not window.is_inside]
     vocab_size = number(run.config.get("model.vocab_size"))
-    if first_loss is not None and vocab_size and abs(first_loss - math.log(vocab_size)) > 0.5:
+    is_low = bool(outside) and windows[-1].deviation < -1
+    if first_loss and vocab_size and abs(first_loss - math.log(vocab_size)) > 0.5 and not is_low:
         return "wrong start"
     if not outside:
         return "inside"
@@ -153,7 +157,7 @@ def shape_of(run: RunRecords, windows: Sequence[Window], first_loss: float | Non
     middle = training[len(training) // 2]
     if last.deviation > 1 and middle.loss - last.loss < 0.25 * (middle.expected - last.expected):
         return "plateau"
-    return "offset" if outside[0] in training[:2] else "drift"
+    return "offset" if outside[0] in training[: len(EDGES)] else "drift"
 
 
 def _spikes(records: Sequence[Record]) -> bool:

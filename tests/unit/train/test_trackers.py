@@ -11,11 +11,10 @@ import orjson
 import pytest
 
 from groundup.cli.train import run_training
-from groundup.core.files import read_json
 from groundup.train import trackers
 from groundup.train.metrics import Metrics
 from groundup.train.signals import Interrupted
-from groundup.train.trackers import TRACKED_FILE, TrackedRun, Wandb, figures_of, tracked_runs
+from groundup.train.trackers import TRACKERS, TrackedRun, Wandb, figures_of, tracked_runs
 from tests.runs import make_config, make_data
 
 
@@ -69,7 +68,7 @@ def test_mlflow_has_what_was_recorded_and_goes_on_after_a_stop(data, tmp_path, m
     run_training(make_config(data, tmp_path / "run", *settings, "schedule_steps=6"))
     experiment = mlflow_client.get_experiment_by_name("cats").experiment_id
     (run,) = mlflow_client.search_runs([experiment])
-    assert run.info.run_id == read_json(tmp_path / "run" / TRACKED_FILE)["mlflow"]
+    assert run.info.run_id == (tmp_path / "run" / TRACKERS / "mlflow").read_text()
     assert run.info.run_name == "run" and run.info.status == "FINISHED"
     assert run.data.params["model.num_layers"] == "2"
     figures = expected(records_of(tmp_path / "run"))
@@ -90,7 +89,7 @@ def test_a_stop_and_a_failure_are_told_apart(data, tmp_path, mlflow_client):
         ) as metrics:  # fmt: skip
             metrics.record("train", 1, loss=2.5)
             raise error
-        found = mlflow_client.get_run(read_json(run_dir / TRACKED_FILE)["mlflow"])
+        found = mlflow_client.get_run((run_dir / TRACKERS / "mlflow").read_text())
         assert (found.info.status, found.info.run_name) == (status, f"the {status}")
 
 
@@ -123,7 +122,7 @@ def test_wandb_has_what_was_recorded_and_goes_on_after_a_stop(data, tmp_path, mo
                 rows.append({name: value for name, value in row.items() if not name.startswith("_")})
             if record.HasField("run"):
                 runs.append((record.run.project, record.run.display_name, record.run.run_id))
-    assert set(runs) == {("cats", "run", read_json(run_dir / TRACKED_FILE)["wandb"])}
+    assert set(runs) == {("cats", "run", (run_dir / TRACKERS / "wandb").read_text())}
     assert rows[0] == {"step": 1, "train/loss": 0.125}
     assert [(row["step"], row["train/loss"]) for row in rows if "train/loss" in row] == [
         (record["step"], record["loss"]) for record in records_of(run_dir) if record["kind"] == "train"
@@ -162,6 +161,22 @@ def test_a_tracker_that_fails_is_told_of_once_and_stops_nothing(data, tmp_path, 
     ]
     warnings = [record.message for record in caplog.records if "wandb" in record.message]
     assert warnings == ["wandb has failed, and is told no more of this run: no network"]
+
+
+def test_a_server_that_does_not_answer_holds_nothing_up(data, tmp_path, monkeypatch, caplog):
+    released = threading.Event()
+
+    class Deaf(Broken):
+        def start(self, config, known):
+            released.wait()
+            return super().start(config, known)
+
+    monkeypatch.setattr(trackers, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(trackers, "Wandb", lambda: Deaf("start"))
+    run_training(make_config(data, tmp_path / "run", "log.wandb=true"))
+    released.set()
+    assert len([record for record in records_of(tmp_path / "run") if record["kind"] == "train"]) == 6
+    assert "not everything was sent" in caplog.text
 
 
 def test_a_slow_tracker_holds_nothing_up_for_long(data, tmp_path, monkeypatch, caplog):

@@ -11,7 +11,7 @@ from packaging.requirements import Requirement
 from groundup import __version__
 from groundup.plan.doctor.finding import Finding, Machine
 
-_OF_DEVELOPERS = ("dev", "bench")
+_OF_DEVELOPERS = ("dev", "bench", "docs")
 _OLDEST_PYTHON = (3, 11)
 
 
