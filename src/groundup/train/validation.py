@@ -159,6 +159,8 @@ def log_sample(run: Run, metrics: Metrics, complete: Complete) -> None:
     run.heartbeat.record(run.state.step, "sampling", is_long=True)
     with without_gathering(run.state.parts):
         completions = complete(run)
+    between = " -> " if run.learning.encode_prompt else ""  # an answer does not go on where the question ends
     for prompt, completion in zip(run.config.sample.texts, completions, strict=True):
-        logger.info("step %d: %s%s", run.state.step, prompt, completion)
-        metrics.record("sample", run.state.step, text=prompt + completion, prompt=prompt)
+        text = f"{prompt}{between}{completion}"
+        logger.info("step %d: %s", run.state.step, text)
+        metrics.record("sample", run.state.step, text=text, prompt=prompt)

@@ -82,7 +82,7 @@ def test_a_run_resumes_bit_by_bit_and_carries_its_template(base, chats, tmp_path
     answers = Engine(loaded).generate(
         asked, sampling=Sampling(temperature=0.8), max_new_tokens=64, stop_ids=loaded.stop_ids
     )
-    expected = [text + answer.text for text, answer in zip(prompts, answers, strict=True)]
+    expected = [f"{text} -> {answer.text}" for text, answer in zip(prompts, answers, strict=True)]
     assert [one["text"] for one in samples[2:]] == expected
 
 
