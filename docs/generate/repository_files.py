@@ -127,9 +127,12 @@ def listed(folder: str) -> str:
 @functools.cache
 def _tracked() -> list[Path]:
     """The repository's own files: beside them may lie the data of benchmarks, and what was built."""
-    git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True).stdout  # noqa: S603
-    return [ROOT / name for name in listing.split("\0") if name]
+    git = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)  # noqa: S603
+    if listing.returncode == 0:
+        return [ROOT / name for name in listing.stdout.split("\0") if name]
+    # A copy without git has only these, and what begins with a dot.
+    return [path for path in ROOT.rglob("*") if not path.relative_to(ROOT).parts[0].startswith(".")]
 
 
 def _text_of(path: str) -> tuple[str, str]:
