@@ -35,6 +35,12 @@ def corpora_of(stage: CardStage) -> list[CorpusManifest]:
     ]
 
 
+def was_searched(stage: CardStage) -> bool:
+    """Whether items of evaluation tasks were searched for in all of a stage's tokens."""
+    found = [tokens.manifest for source in data_sources(stage.run) for tokens in source.tokens]
+    return bool(found) and all(one is not None and one.about.overlaps is not None for one in found)
+
+
 def languages_of(manifests: list[CorpusManifest]) -> Mapping[str, int]:
     """The languages that documents were found to be in -> documents; rare ones are left out.
 
@@ -56,14 +62,14 @@ def _source(stage: CardStage, source: DataSource) -> str:
     role = source.name.partition(".")[0] if source.name.startswith(("validation", "test")) else ""
     weight = f" (weight {source.weight})" if source.weight is not None else ""
     parts = [f"**`{place(source.given)}`**{weight}{f', for {role}' if role else ''}\n\n"]
-    parts += [_tokens(tokens) for tokens in source.tokens if tokens.manifest]
+    parts += [_tokens(tokens, source) for tokens in source.tokens if tokens.manifest]
     if len(parts) == 1:
         parts.append(_records(stage, source))
     parts += [_corpus(corpus) for corpus in source.corpora]
     return "".join(parts)
 
 
-def _tokens(found: TokenFiles) -> str:
+def _tokens(found: TokenFiles, source: DataSource) -> str:
     manifest = found.manifest
     assert manifest is not None, "the caller has looked"
     counts, tokenizer = manifest.counts, manifest.about.tokenizer
@@ -77,7 +83,9 @@ def _tokens(found: TokenFiles) -> str:
         for name, record in manifest.files.items()
         if name.endswith(".bin")
     ]
-    if manifest.about.overlaps:
+    if manifest.about.overlaps is None:
+        lines.append("decontamination: evaluation items were not looked for in all of it")
+    elif not source.corpora:  # which tell it themselves
         lines += [f"decontamination: {without_places(one.describe())}" for one in manifest.about.overlaps]
     if found.sources:
         lines.append(f"documents from {_names({place(name): f'{n:,}' for name, n in found.sources.items()})}")
@@ -115,18 +123,14 @@ def _corpus(corpus: CorpusFolder) -> str:
         return f"The manifest of the corpus `{corpus.folder.name}` cannot be read.\n\n"
     counts = manifest.counts
     lines = [
-        f"corpus `{corpus.folder.name}` (fingerprint `{manifest.fingerprint}`): {counts.documents:,} of"
-        f" {counts.documents_read:,} documents kept, {human_bytes(counts.bytes)} of"
-        f" {human_bytes(counts.bytes_read)} of text ({share(counts.bytes, counts.bytes_read)});"
+        f"corpus `{corpus.folder.name}` (fingerprint `{manifest.fingerprint}`):"
+        f" {counts.documents:,} documents, of {counts.documents_read:,} that were read;"
+        f" {human_bytes(counts.bytes)} of {human_bytes(counts.bytes_read)} of text"
+        f" ({share(counts.bytes, counts.bytes_read)});"
         f" {counts.bad_records.bad:,} records could not be read",
         f"from {_inputs(manifest)}",
         *_languages(manifest),
-        "decontamination: "
-        + (
-            "; ".join(without_places(one.describe()) for one in manifest.overlaps) or "nothing was compared"
-            if manifest.overlaps is not None
-            else "evaluation items were not looked for"
-        ),
+        *(f"decontamination: {without_places(one.describe())}" for one in manifest.overlaps or ()),
     ]
     stages = [
         [at, one.kind, filters_of(manifest, at - 1), f"{one.documents:,}", human_bytes(one.bytes)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from groundup.checkpoint.lazy import LazyModel
 from groundup.models.count import num_parameters
-from groundup.report.card_data import corpora_of, languages_of, names_of_stage
+from groundup.report.card_data import corpora_of, languages_of, names_of_stage, was_searched
 from groundup.report.card_stages import CardStage
 from groundup.report.data_sources import filters_of
 from groundup.report.run_records import number
@@ -50,7 +50,7 @@ def _alignment(stages: Sequence[CardStage]) -> str:
 
 def _of_data(stages: Sequence[CardStage]) -> Iterator[str]:
     corpora = [manifest for stage in stages for manifest in corpora_of(stage)]
-    if corpora and any(manifest.overlaps is None for manifest in corpora):
+    if corpora and not all(was_searched(stage) for stage in stages if corpora_of(stage)):
         yield (
             "Evaluation items were not searched for in all of its data: scores of such tasks may flatter it."
         )

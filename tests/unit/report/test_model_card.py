@@ -74,7 +74,7 @@ def test_a_finetuned_model_tells_all_its_stages(folder, card):
     assert (data.pipeline_tag, data.base_model) == ("text-generation", None)
     assert data.tags == ["groundup", "gpt2", "sft", "conversational"]
     manifest = read_json(folder / "corpus" / "manifest.json")["counts"]
-    assert f"{manifest['documents']:,} of 60 documents kept" in sections["Data"]
+    assert f"{manifest['documents']:,} documents, of 60 that were read" in sections["Data"]
     assert (
         "| exact_duplicate: seen before | 33 |" in sections["Data"] and "documents.jsonl" in sections["Data"]
     )
@@ -95,6 +95,33 @@ def test_a_finetuned_model_tells_all_its_stages(folder, card):
     assert "--license apache-2.0 --language en --name me/small" in sections["How this was written"]
     assert "No evaluation of this checkpoint" in sections["Evaluation"] and "model-index" not in text
     assert "at most 32 tokens" in sections["Limits"] and "Personal data were not masked" in sections["Limits"]
+
+
+def test_decontamination_is_told_as_far_as_it_was_done(folder, card):
+    manifest = folder / "kept_text_document.json"
+    before = manifest.read_bytes()
+    flatters = "Evaluation items were not searched for in all of its data"
+    assert flatters in card("base")[1]["Limits"]
+    overlap = {
+        "file": "/home/me/lambada.jsonl",
+        "task": "lambada",
+        "checksum": "x",
+        "items": 9,
+        "found": [":1"],
+    }
+    overlap |= {"max_ngram": 13, "min_ngram": 8, "common_count": 10, "left": []}
+    overlap |= {"documents": 2, "documents_cut": 2, "documents_dropped": 0}
+    tree = json.loads(before)
+    tree["about"]["overlaps"] = [overlap]
+    manifest.write_text(json.dumps(tree))
+    (folder / "corpus").rename(folder / "moved")
+    try:
+        _, sections, text = card("base")
+    finally:
+        (folder / "moved").rename(folder / "corpus")
+        manifest.write_bytes(before)
+    assert "lambada (lambada.jsonl): 1 of 9 items overlap by 13 words; 2 documents: 2 cut" in sections["Data"]
+    assert flatters not in sections["Limits"] and "/home/me" not in text
 
 
 def test_scores_of_the_checkpoint_are_in_the_metadata_and_others_are_not(folder, card):
