@@ -77,6 +77,7 @@ class _Refused(Exception):
 class _Handler(http.server.BaseHTTPRequestHandler):
     server: HubServer
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer in one packet: the second of two would wait for the client's acknowledgement
 
     def log_message(self, *_: object) -> None:
         pass

@@ -10,6 +10,8 @@ from groundup.report.card_text import place, table
 from groundup.report.run_records import number
 from groundup.report.run_scores import Score, run_scores
 
+_HELD_OUT = "Losses on held-out data, where they were measured, stand under Training."
+
 
 def evaluation(stages: Sequence[CardStage]) -> str:
     """The scores of the checkpoint, with the options they were measured with."""
@@ -17,11 +19,11 @@ def evaluation(stages: Sequence[CardStage]) -> str:
     own = list(_of_checkpoint(stages))
     if not own:
         others = f" ({len(scores):,} scores of other checkpoints are recorded.)" if scores else ""
-        return f"No evaluation of this checkpoint by tasks is recorded.{others}\n\n"
+        return f"No evaluation of this checkpoint by tasks is recorded.{others} {_HELD_OUT}\n\n"
     groups: dict[str, list[Score]] = {}
     for score in own:
         groups.setdefault(_protocol(score), []).append(score)
-    return "".join(
+    return f"{_HELD_OUT}\n\n" + "".join(
         table((scores[0].task, "value", "± s.e."), [_row(score) for score in scores]) + f"{how}\n\n"
         for how, scores in groups.items()
     )

@@ -11,7 +11,7 @@ from groundup.checkpoint.native.folder import CHECKPOINTS, has_step_name, list_c
 from groundup.core.errors import GroundupError
 from groundup.core.manifest import read_manifest
 from groundup.core.progress import human_seconds
-from groundup.report.card_text import place, without_places
+from groundup.report.card_text import hub_id, place, without_places
 from groundup.report.run_records import Place, Record, RunRecords, number, read_run
 from groundup.train.metrics import METRICS_FILE
 from groundup.train.setup import CONFIG_FILE
@@ -115,9 +115,10 @@ def stage_rows(stage: CardStage) -> Iterator[tuple[str, str]]:
     config, train, end, start = stage.run.config, stage.last("train"), stage.end, stage.start
     planned = number(config.get("num_steps"))
     cut = f" of {planned:,.0f} planned" if planned and stage.step < planned else ""
-    yield "began with", f"the weights of {place(stage.base)}" if stage.base else "random weights"
+    began = f"the weights of {hub_id(stage.base) or place(stage.base)}" if stage.base else "random weights"
+    yield "began with", began
     yield "steps", f"{stage.step:,}{cut}"
-    yield "batch", f"{_number(config, 'global_batch_size')} samples of {_samples(config)}"
+    yield "batch", f"{_number(config, 'global_batch_size')} {_samples(config)}"
     epochs = number(train.get("epoch"))
     passes = f", {epochs:.3g} epochs" if epochs is not None else ""
     yield "tokens", f"{end.tokens:,.0f}{passes}" if train else "not recorded"
@@ -125,6 +126,8 @@ def stage_rows(stage: CardStage) -> Iterator[tuple[str, str]]:
     ranks = start.get("ranks")
     devices = f"{ranks} x {start.get('device')}" if ranks and ranks > 1 else start.get("device")
     yield "machine", str(devices or "not recorded")
+    if restarts := sum(0 < int(one["step"]) < stage.step for one in stage.run.starts):
+        yield "restarts", f"{restarts:,}"
     yield "layout", "one device" if ranks == 1 else _layout(config)
     yield "precision", str(start.get("precision") or f"{config.get('precision', 'not recorded')} (setting)")
     yield "optimizer", _optimizer(config)
@@ -191,7 +194,7 @@ def _number(config: Mapping[str, Any], key: str) -> str:
 def _samples(config: Mapping[str, Any]) -> str:
     if config.get("stage.kind") == "grpo":
         return f"completions of at most {_number(config, 'stage.max_new_tokens')} tokens"
-    return f"{_number(config, 'data.sequence_length')} tokens"
+    return f"samples of {_number(config, 'data.sequence_length')} tokens"
 
 
 def _layout(config: Mapping[str, Any]) -> str:

@@ -154,6 +154,7 @@ def test_a_model_without_a_run_says_that_nothing_is_known(folder, card, tmp_path
     data, sections, _ = card(tmp_path / "run", out=tmp_path / "second")
     assert (data.base_model, data.base_model_relation) == ("them/theirs", "finetune")
     assert "How `them/theirs` was trained is not known here." in sections["Training"]
+    assert "| began with | the weights of them/theirs |" in sections["Training"]
 
 
 def test_a_card_that_somebody_wrote_is_not_overwritten(card, tmp_path):
