@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The whole flow of a language model: pretraining, conversations (SFT), preferences (DPO), rewards (GRPO), a served chat.
 #
-#   bash examples/whole-flow/run.sh out            # five minutes on two quiet CPU cores
+#   bash examples/whole-flow/run.sh out            # under ten minutes on two CPU cores
 #   SMALL=1 bash examples/whole-flow/run.sh out    # a minute or two, and a model that says nothing yet
 #
 # Nothing is downloaded: the base model learns from Python's standard library, the rest from sums that make_data.py writes.
