@@ -34,7 +34,7 @@ BUDGETS = {
     "report": 2760,
     "tokens": 8220,
     "train": 5640,
-    "verify": 1640,
+    "verify": 1690,
 }
 """Lines of each room; docs/decisions/006-room-budgets.md says when it may grow, and which shall fall."""
 
