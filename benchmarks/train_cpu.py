@@ -239,13 +239,15 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help=f"of each run, {WARMUP_STEPS} of them warm-up")
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of these names, not all")
     parser.add_argument(
         "--data-dir", type=Path, default=BENCHMARKS_DIR / "data", help="where the datasets are prepared"
     )
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
-    contenders = [one for one in CONTENDERS if arguments.only in one.name]
+    contenders = [one for one in CONTENDERS if arguments.only is None or one.name in arguments.only]
+    if len(contenders) < len(arguments.only or contenders):
+        parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
     prepare_data(arguments.data_dir)
     result = measure(arguments.sizes, contenders, arguments)
     arguments.results_dir.mkdir(parents=True, exist_ok=True)
