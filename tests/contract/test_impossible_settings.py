@@ -79,7 +79,12 @@ def impossible_values(hint):
     if any(typing.get_origin(kind) is typing.Literal for kind in kinds):
         return ("no such", 1 << 70, [])
     if typing.get_origin(kinds[0]) in _OF_CONTAINERS:
-        return _OF_CONTAINERS[typing.get_origin(kinds[0])]
+        of_texts = typing.get_args(kinds[0])[:1] == (str,) and typing.get_origin(kinds[0]) is tuple
+        return [
+            value
+            for value in _OF_CONTAINERS[typing.get_origin(kinds[0])]
+            if not (of_texts and value == ["x"])
+        ]
     return [value for kind in kinds for value in _IMPOSSIBLE[kind]]
 
 
