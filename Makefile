@@ -39,7 +39,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not example and not exhaustive"
 
 test-examples: $(VENV)/.dev
 	$(BIN)/python -m pytest -m example
