@@ -11,14 +11,10 @@ import threading
 
 import pytest
 
+from tests.browser import chromium, needs_chromium, playwright
 from tests.guides import ROOT
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.slow, needs_chromium]
 expect = playwright.expect
 
 PAGES = (
@@ -58,11 +54,8 @@ def address(site):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as program:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        browser = program.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=180_000)
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -13,16 +13,15 @@ import urllib.request
 import pytest
 import torch
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("fastapi", reason="fastapi is not installed")
 
-from groundup.checkpoint.formats import open_model  # noqa: E402
-from groundup.inference.engine import Engine  # noqa: E402
-from groundup.serve.http_server import HttpServer, bind, url_of  # noqa: E402
-from groundup.serve.service import Service  # noqa: E402
+from groundup.checkpoint.formats import open_model
+from groundup.inference.engine import Engine
+from groundup.serve.http_server import HttpServer, bind, url_of
+from groundup.serve.service import Service
+from tests.browser import chromium, needs_chromium, playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+pytestmark = needs_chromium
 
 PROMPT = "Once upon a time,"
 expect = playwright.expect
@@ -66,14 +65,8 @@ def served(loaded):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as program:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        try:
-            browser = program.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=180_000)
-        except playwright.Error as error:
-            pytest.skip(f"Chromium does not start here: {error.message.splitlines()[0]}")
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """The report of runs in a real browser that may ask nobody for anything."""
 
 import re
-import shutil
 import time
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+from groundup.report.run_page import write_run_page
+from tests.browser import chromium, needs_chromium, playwright
+from tests.run_folders import write_run_folder
 
-from groundup.report.run_page import write_run_page  # noqa: E402
-from tests.run_folders import write_run_folder  # noqa: E402
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium (apt-get install chromium)")
+pytestmark = needs_chromium
 expect = playwright.expect
 
 
@@ -28,14 +25,8 @@ def report(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as program:
-        arguments = ["--no-sandbox", "--disable-dev-shm-usage"]
-        try:
-            browser = program.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=180_000)
-        except playwright.Error as error:
-            pytest.skip(f"Chromium does not start here: {error.message.splitlines()[0]}")
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture

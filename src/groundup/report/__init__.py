@@ -1,1 +1,1 @@
-"""One HTML page of a corpus: self-contained, readable on a phone, without requests to anywhere."""
+"""Pages of corpora and runs, and model cards: self-contained, without requests to anywhere."""

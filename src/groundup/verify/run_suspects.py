@@ -121,7 +121,7 @@ _UNSEEN: Mapping[Shape, tuple[tuple[str, str], ...]] = {
         ("samples that are not shuffled, or other data", "Compare fingerprints: `groundup tokens verify`."),
     ),
 }  # fmt: skip
-_EVERYWHERE = (
+_OF_RANKS = (
     "ranks that do not compute the same model",
     "`groundup verify parallel`, `groundup verify resume`.",
 )
@@ -203,7 +203,9 @@ def suspects(run: RunRecords, reference: Reference, shape: Shape, data: str) -> 
         )
         for kind in sorted(found, key=place)
     ]
-    unseen = [] if shape == "inside" else [*_UNSEEN[shape], _EVERYWHERE]
+    unseen = list(_UNSEEN[shape])
+    if shape != "inside" and any(one.get("ranks") != 1 for one in run.starts or ({},)):  # or not recorded
+        unseen.append(_OF_RANKS)
     return [*seen, *(Suspect(what, check, seen=False) for what, check in unseen)]
 
 
