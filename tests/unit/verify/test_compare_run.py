@@ -1,5 +1,6 @@
 """A run is compared with a reference: right ones are inside its band, wrong ones are not and are told why."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -171,6 +172,13 @@ def test_a_run_with_a_seed_of_the_reference_is_held_against_that_seed():
         other.is_right and f"at most {2 * TINY.rounding:.4f} apart, and from step 150 on" in other.remarks[-1]
     )
     assert compare_run(run_of(records(near), changed(seed=99)), TINY).remarks == []
+
+
+@pytest.mark.parametrize(("start", "suspected"), [({"ranks": 1}, False), ({"ranks": 2}, True), ({}, True)])
+def test_ranks_are_suspected_where_there_may_be_several(start, suspected):
+    run = dataclasses.replace(run_of(records(TINY.losses[0] + 1)), starts=[{"step": 0, **start}])
+    found = compare_run(run, TINY).suspects
+    assert any("ranks" in one.what for one in found) == suspected
 
 
 def test_what_changes_no_loss_is_no_suspect():
