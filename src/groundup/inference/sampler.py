@@ -93,12 +93,19 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
             the device; each gives one number a call, none when the temperature is 0.
     """
     if sampling.temperature < _LEAST_TEMPERATURE:
-        return logits_BV.argmax(-1)
+        return most_probable(logits_BV)
     logits_BV = filtered(logits_BV.float() / sampling.temperature, sampling)
     cumulative_BV = logits_BV.double().softmax(-1).cumsum(-1)
     draws = [1 - torch.rand((), generator=generator, dtype=torch.float64) for generator in generators]
     draws_B1 = torch.stack(draws).to(logits_BV.device).unsqueeze(1)  # in (0, 1]: never before the first kept
     return torch.searchsorted(cumulative_BV, draws_B1 * cumulative_BV[:, -1:]).squeeze(1)
+
+
+def most_probable(logits_BV: Tensor) -> Tensor:
+    """Returns the ids of the largest logits; int64 [B]."""
+    if logits_BV.device.type == "cpu":  # NumPy takes a tenth of the time
+        return torch.from_numpy(logits_BV.numpy().argmax(-1))
+    return logits_BV.argmax(-1)
 
 
 def filtered(logits_BV: Tensor, sampling: Sampling) -> Tensor:
