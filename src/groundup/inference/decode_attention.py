@@ -7,9 +7,13 @@ dimension of a head as a row, and the query as weights, it is their scores (docs
 Shapes: R texts, C blocks of a text, S tokens of a block, T tokens of all C, N heads, K kv heads, H head dim.
 """
 
+import dataclasses
+
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding_bag, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
+
+from groundup.inference.layer_blocks import LayerBlocks
 
 
 class GatheredAttention:
@@ -24,11 +28,11 @@ class GatheredAttention:
         self._table = table_RC.flatten()
         self._bias_R11T = bias_R1T.unsqueeze(1)
 
-    def attend(self, q_RNH: Tensor, keys_CSKH: Tensor, values_CSKH: Tensor) -> Tensor:
+    def attend(self, q_RNH: Tensor, blocks: LayerBlocks) -> Tensor:
         """Returns attention of the queries to their texts' blocks of a layer [R, N, H]."""
         k_RKTH, v_RKTH = (
             pool.index_select(0, self._table).view(len(q_RNH), -1, *pool.shape[2:]).transpose(1, 2)
-            for pool in (keys_CSKH, values_CSKH)
+            for pool in (blocks.keys_CSKH, blocks.values_CSKH)
         )
         q_RKGH = q_RNH.unflatten(1, (k_RKTH.shape[1], -1))
         y_RKGH = scaled_dot_product_attention(q_RKGH, k_RKTH, v_RKTH, attn_mask=self._bias_R11T)
@@ -36,50 +40,64 @@ class GatheredAttention:
 
 
 class BagAttention:
-    """The same on a CPU; a block's keys lie in memory by head, dimension and then token."""
+    """The same on a CPU, by as few operators as possible: amid large matrices each is slow to start."""
 
     def __init__(self, table_RC: Tensor, bias_R1T: Tensor) -> None:
         self._table_RC = table_RC.int()
         self._bias_R1T = bias_R1T
-        self._bags: tuple[_Bags, _Bags] | None = None  # all layers have the same
+        self._bags: _Bags | None = None  # all layers have the same
 
-    def attend(self, q_RNH: Tensor, keys_CSKH: Tensor, values_CSKH: Tensor) -> Tensor:
+    def attend(self, q_RNH: Tensor, blocks: LayerBlocks) -> Tensor:
         """Returns attention of the queries to their texts' blocks of a layer [R, N, H]."""
         num_heads, head_dim = q_RNH.shape[1:]
-        if self._bags is None:
-            self._bags = self._find(num_heads, *values_CSKH.shape[1:])
-        of_scores, of_values = self._bags
-        num_blocks = self._table_RC.shape[1]
-        q_RNCH = (q_RNH * head_dim**-0.5).unsqueeze(2).expand(-1, -1, num_blocks, -1)
-        scores = of_scores.sum(keys_CSKH.permute(0, 2, 3, 1).flatten(0, 2), q_RNCH)
-        scores_RNT = scores.view(len(q_RNH), num_heads, -1).add_(self._bias_R1T)
-        return of_values.sum(values_CSKH.flatten(0, 2), scores_RNT.softmax(-1)).view(q_RNH.shape)
+        bags = self._bags = self._bags or self._find(num_heads, *blocks.values_CSKH.shape[1:])
+        q = q_RNH.reshape(-1, head_dim).index_select(0, bags.queries).view(-1)
+        scores = _sums(blocks.key_rows, bags.key_rows, bags.key_starts, q)
+        scores_RNT = scores.view(len(q_RNH), num_heads, -1)
+        weights_RNT = torch.add(self._bias_R1T, scores_RNT, alpha=head_dim**-0.5).softmax(-1)
+        y = _sums(blocks.value_rows, bags.value_rows, bags.value_starts, weights_RNT.view(-1))
+        return y.view(q_RNH.shape)
 
-    def _find(
-        self, num_heads: int, block_size: int, num_kv_heads: int, head_dim: int
-    ) -> tuple["_Bags", "_Bags"]:
-        """Returns the bags of scores, and those of what attention returns."""
+    def _find(self, num_heads: int, block_size: int, num_kv_heads: int, head_dim: int) -> "_Bags":
+        num_texts, num_blocks = self._table_RC.shape
         of_head, of_token, of_number = (
             torch.arange(count, dtype=torch.int32) for count in (num_heads, block_size, head_dim)
         )
         kv_head_N1 = (of_head // (num_heads // num_kv_heads)).unsqueeze(1)
-        heads_RNC = self._table_RC.unsqueeze(1) * num_kv_heads + kv_head_N1
-        tokens_RT = (self._table_RC.unsqueeze(2) * block_size + of_token).flatten(1)
-        return (
-            _Bags(heads_RNC.unsqueeze(3) * head_dim + of_number),
-            _Bags(tokens_RT.unsqueeze(1) * num_kv_heads + kv_head_N1),
+        block_R1C1 = self._table_RC.view(num_texts, 1, num_blocks, 1)
+        within_N1H = (kv_head_N1 * head_dim + of_number).unsqueeze(1)
+        key_rows = torch.add(within_N1H, block_R1C1, alpha=num_kv_heads * head_dim).flatten()
+        within_N1S = (kv_head_N1 + of_token * num_kv_heads).unsqueeze(1)
+        value_rows = torch.add(within_N1S, block_R1C1, alpha=num_kv_heads * block_size).flatten()
+        return _Bags(
+            torch.arange(num_texts * num_heads).repeat_interleave(num_blocks),
+            key_rows,
+            torch.arange(0, len(key_rows), head_dim, dtype=torch.int32),
+            value_rows,
+            torch.arange(0, len(value_rows), num_blocks * block_size, dtype=torch.int32),
         )
 
 
+@dataclasses.dataclass(frozen=True)
 class _Bags:
-    """Which rows of a table are added up: the last dimension is that of a sum."""
+    """Which rows of a layer's blocks are added up, and where each sum's begin.
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows.flatten()
-        self._starts = torch.arange(0, rows.numel(), rows.shape[-1], dtype=rows.dtype)
+    Attributes:
+        queries: Of each text, head and block: the row of the queries [R * N, H] with the weights of its sum.
+        key_rows: Of each text, head, block and number of a head.
+        key_starts: Of each text, head and block.
+        value_rows: Of each text, head, block and token.
+        value_starts: Of each text and head.
+    """
 
-    def sum(self, table: Tensor, weights: Tensor) -> Tensor:
-        """Returns the sums of rows times weights, one behind the other."""
-        return embedding_bag(
-            self._rows, table, self._starts, mode="sum", per_sample_weights=weights.reshape(-1)
-        )
+    queries: Tensor
+    key_rows: Tensor
+    key_starts: Tensor
+    value_rows: Tensor
+    value_starts: Tensor
+
+
+def _sums(table: Tensor, rows: Tensor, starts: Tensor, weights: Tensor) -> Tensor:
+    """Returns the sums of rows times weights, one behind the other."""
+    by_frequency, mode, sparse = False, 0, False  # 0 is "sum"; the function in torch.nn checks all again
+    return torch.embedding_bag(table, rows, starts, by_frequency, mode, sparse, weights)[0]

@@ -3,7 +3,7 @@
 Queries, keys and values come from one matrix; activations and sums with the residual are done by the products
 before them, where their kernels can (docs/LOG.md has measurements).
 
-Shapes: B batch, T tokens, D model, N heads, K kv heads, H head dim.
+Shapes: M new tokens of all texts, D model, F ffn, X heads of queries, keys and values, H head dim.
 """
 
 from typing import Any
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from groundup.inference.int8_linear import Int8Linear
 from groundup.inference.packed_linear import Activation, PackedLinear
+from groundup.inference.paged_cache import PagedCache
 from groundup.inference.plain_linear import PlainLinear
 from groundup.models import Model
 from groundup.models.gelu import gelu_tanh
-from groundup.models.kv_cache import KeyValueCache
 from groundup.models.rope import rotate
 
 DecodingLinear = type[PackedLinear | Int8Linear | PlainLinear]
@@ -24,6 +24,8 @@ DecodingLinear = type[PackedLinear | Int8Linear | PlainLinear]
 
 class FusedBlock(nn.Module):
     """One layer, without gradients; the same function as the layer that it replaces.
+
+    Its parts are called by ``forward``, for what PyTorch does for hooks around that takes time.
 
     Args:
         block: Of a GPT-2, Llama or StableLM.
@@ -50,26 +52,28 @@ class FusedBlock(nn.Module):
 
     def forward(
         self,
-        x_BTD: Tensor,
+        x_1MD: Tensor,
         angles: tuple[Tensor, Tensor] | None = None,
         *,
-        cache: KeyValueCache,
+        cache: PagedCache,
         layer: int,
         mask: object = None,  # the cache knows what each token sees
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        heads_BXTH = self.wqkv(self.attention_norm(x_BTD)).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        q_BNTH, k_BKTH, v_BKTH = heads_BXTH.split(self.num_heads, 1)
+        """[1, M, D] -> [1, M, D]."""
+        num_tokens = x_1MD.shape[1]
+        heads_MXH = self.wqkv.forward(self.attention_norm.forward(x_1MD)).view(num_tokens, -1, self.head_dim)
+        q_MNH, k_MKH, v_MKH = heads_MXH.split(self.num_heads, 1)
         if angles is not None:
-            rotated_BXTH = rotate(heads_BXTH[:, : sum(self.num_heads[:2])], angles)
-            q_BNTH, k_BKTH = rotated_BXTH.split(self.num_heads[:2], 1)
-        y_BNTH = cache.attend(layer, q_BNTH, k_BKTH, v_BKTH)
-        x_BTD = self.wo(y_BNTH.transpose(1, 2).flatten(-2), plus=x_BTD)
-        normed_BTD = self.mlp_norm(x_BTD)
-        hidden_BTF = self.w1(normed_BTD)
+            heads_1XMH = heads_MXH[:, : sum(self.num_heads[:2])].transpose(0, 1).unsqueeze(0)
+            rotated_MXH = rotate(heads_1XMH, angles)[0].transpose(0, 1)
+            q_MNH, k_MKH = rotated_MXH.split(self.num_heads[:2], 1)
+        y_MNH = cache.attend_tokens(layer, q_MNH, k_MKH, v_MKH)
+        x_1MD = self.wo.forward(y_MNH.reshape(1, num_tokens, -1), plus=x_1MD)
+        normed_1MD = self.mlp_norm.forward(x_1MD)
+        hidden_1MF = self.w1.forward(normed_1MD)
         if self.w3 is not None:
-            hidden_BTF = self.w3(normed_BTD, times=hidden_BTF)
-        return self.w2(hidden_BTF, plus=x_BTD)  # type: ignore[no-any-return]
+            hidden_1MF = self.w3.forward(normed_1MD, times=hidden_1MF)
+        return self.w2.forward(hidden_1MF, plus=x_1MD)
 
 
 def fuse_layers(model: nn.Module, linear: DecodingLinear) -> None:

@@ -44,7 +44,7 @@ class PackedLinear(nn.Module):
         y: Tensor
         if plus is None and times is None:
             name, algorithm = self._activation
-            y = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, name, [], algorithm)
+            y = torch.ops.mkldnn._linear_pointwise.default(x, self._weight, self._bias, name, [], algorithm)
         else:
             other, how = (plus, "add") if times is None else (times, "mul")
             y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._weight, self._bias, how)

@@ -3,8 +3,7 @@
 The new tokens of all texts stand one behind the other in a single row. Those that decode come first and
 attend together, the texts of about one length at a time; each prefilled chunk attends by itself.
 
-Shapes: M new tokens of all texts, R texts of a group, T keys, C blocks, S tokens of a block, N heads,
-K kv heads, H head dim.
+Shapes: M new tokens of all texts, R texts of a group, T keys, C blocks, N heads, K kv heads, H head dim.
 """
 
 import contextlib
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from groundup.inference.decode_attention import BagAttention, GatheredAttention
+from groundup.inference.layer_blocks import LayerBlocks
 from groundup.inference.prompt_attention import PromptAttention, prompts_at_once
 from groundup.models.masks import CausalMask
 
@@ -107,14 +107,11 @@ class PagedCache:
     ) -> None:
         self.block_size = block_size
         self._pool = _zeros((len(layers), 2, num_blocks, block_size * num_kv_heads * head_dim), dtype, device)
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values [C, S, K, H]
+        self._layers = {
+            layer: LayerBlocks(keys, values, block_size=block_size, num_kv_heads=num_kv_heads)
+            for layer, (keys, values) in zip(layers, self._pool, strict=True)
+        }
         self._attention = BagAttention if device.type == "cpu" else GatheredAttention
-        by_token = (num_blocks, block_size, num_kv_heads, head_dim)
-        for layer, (keys, values) in zip(layers, self._pool, strict=True):
-            keys_CSKH = keys.view(by_token)
-            if device.type == "cpu":
-                keys_CSKH = keys.view(num_blocks, num_kv_heads, head_dim, block_size).permute(0, 3, 1, 2)
-            self._layers[layer] = (keys_CSKH, values.view(by_token))
         self._places: tuple[Tensor, ...] = ()  # block, and where in it, of each new token
         self._parts: list[_Decodes | _Prompts | _Prefill] = []
 
@@ -181,30 +178,34 @@ class PagedCache:
 
         Behind the new tokens there may be padding, which gets zeros.
         """
-        keys_CSKH, values_CSKH = self._layers[layer]
         num_tokens = len(self._places[0])  # what stands behind them is padding
-        keys_CSKH.index_put_(self._places, k_BKTH[0].transpose(0, 1)[:num_tokens])
-        values_CSKH.index_put_(self._places, v_BKTH[0].transpose(0, 1)[:num_tokens])
+        q_MNH, k_MKH, v_MKH = (x[0].transpose(0, 1)[:num_tokens] for x in (q_BNTH, k_BKTH, v_BKTH))
+        y_MNH = self.attend_tokens(layer, q_MNH, k_MKH, v_MKH)
+        if padding := q_BNTH.shape[2] - num_tokens:
+            y_MNH = torch.cat((y_MNH, y_MNH.new_zeros(padding, *y_MNH.shape[1:])))
+        return y_MNH.transpose(0, 1).unsqueeze(0)
+
+    def attend_tokens(self, layer: int, q_MNH: Tensor, k_MKH: Tensor, v_MKH: Tensor) -> Tensor:
+        """Stores a layer's new keys and values; returns attention to each text's own so far [M, N, H]."""
+        blocks = self._layers[layer]
+        blocks.store(self._places, k_MKH, v_MKH)
+        if len(self._parts) == 1 and isinstance(part := self._parts[0], _Decodes):
+            return part.attention.attend(q_MNH, blocks)
         found: list[Tensor] = []  # in the order of the tokens
         for part in self._parts:
-            q_1NTH = q_BNTH[:, :, part.rows]
             if isinstance(part, _Decodes):
-                found.append(part.attention.attend(q_1NTH[0].transpose(0, 1), keys_CSKH, values_CSKH))
+                found.append(part.attention.attend(q_MNH[part.rows], blocks))
                 continue
-            k_1KSH, v_1KSH = k_BKTH[:, :, part.rows], v_BKTH[:, :, part.rows]
+            q_1NTH, k_1KTH, v_1KTH = (
+                x_MNH[part.rows].transpose(0, 1).unsqueeze(0) for x_MNH in (q_MNH, k_MKH, v_MKH)
+            )
             if isinstance(part, _Prompts):
-                found.append(part.attention.attend(q_1NTH, k_1KSH, v_1KSH))
+                found.append(part.attention.attend(q_1NTH, k_1KTH, v_1KTH))
                 continue
             if part.table is not None:
-                k_1KSH, v_1KSH = (
-                    pool_CSKH[part.table].flatten(0, 1)[: part.end].transpose(0, 1).unsqueeze(0)
-                    for pool_CSKH in (keys_CSKH, values_CSKH)
-                )
-            found.append(CausalMask().attend(q_1NTH, k_1KSH, v_1KSH, dropout=0.0)[0].transpose(0, 1))
-        if padding := q_BNTH.shape[2] - num_tokens:
-            found.append(q_BNTH.new_zeros(padding, *found[0].shape[1:]))
-        y_MNH = found[0] if len(found) == 1 else torch.cat(found)
-        return y_MNH.transpose(0, 1).unsqueeze(0)
+                k_1KTH, v_1KTH = blocks.of_text(part.table, part.end)
+            found.append(CausalMask().attend(q_1NTH, k_1KTH, v_1KTH, dropout=0.0)[0].transpose(0, 1))
+        return found[0] if len(found) == 1 else torch.cat(found)
 
     def _groups(self, spans: Sequence[Span]) -> list[slice]:
         """Cuts texts of falling lengths where padding or the gathered keys would be too much."""
