@@ -266,6 +266,9 @@ def _others(settings: Settings) -> None:
         settings.note("data_types.grad_accum_dtype", f"gradients are added up in fp32, not {accumulation}")
     if settings.section("tensorboard") and settings.flag("tensorboard.enabled"):
         settings.put("log.tensorboard", True, of="tensorboard.enabled")
+    if settings.section("wandb") and settings.flag("wandb.enabled"):
+        settings.put("log.wandb", True, of="wandb.enabled")
+        settings.put("log.project", settings.value("wandb.project", "deepspeed"), of="wandb.project")
     section = "activation_checkpointing"
     if settings.section(section):
         wanted = [

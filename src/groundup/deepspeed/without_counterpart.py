@@ -46,9 +46,10 @@ _HARMLESS = {
         " number_checkpoints synchronize_checkpoint_boundary profile partition_activations"
     },
     "tensorboard": {"events lie in the run folder": "output_path job_name"},
+    "wandb": {"W&B's variables hold (WANDB_ENTITY, WANDB_RUN_GROUP, WANDB_BASE_URL)": "team group host"},
     "": {
         _REPORTS: "wall_clock_breakdown memory_breakdown dump_state flops_profiler comms_logger csv_monitor"
-        " wandb comet monitor timers",
+        " comet monitor timers",
         _CHECKPOINTS: "checkpoint nebula load_universal_checkpoint use_node_local_storage",
         _BUFFERS: "prescale_gradients gradient_predivide_factor disable_allgather allgather_size"
         " sparse_gradients seq_parallel_comm_data_type seq_parallel_communication_data_type aio"
@@ -114,6 +115,7 @@ TRANSLATED = (
     *("zero_optimization.stage", "zero_optimization.mics_shard_size"),
     *("activation_checkpointing.partition_activations", "activation_checkpointing.cpu_checkpointing"),
     *("activation_checkpointing.number_checkpoints", "tensorboard.enabled"),
+    *("wandb.enabled", "wandb.project"),
     *("tensor_parallel.autotp_size", "sequence_parallel_size", "data_types.grad_accum_dtype"),
 )
 """Keys that become settings of ours."""

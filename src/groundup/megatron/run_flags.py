@@ -60,7 +60,7 @@ def put_memory(settings: Settings) -> None:
 
 
 def put_reports(settings: Settings) -> None:
-    """Sets validation and log."""
+    """Sets validation, log and trackers."""
     given = settings.given
     interval = given["eval_interval"] if given["eval_iters"] and has_validation(settings) else 0
     settings.put("validation.interval", interval or 0, "eval_interval", "eval_iters", "split")
@@ -69,6 +69,10 @@ def put_reports(settings: Settings) -> None:
     batches = 0 if given["full_validation"] else given["eval_iters"] * micro_batches
     settings.put("validation.num_batches", batches, "eval_iters", "global_batch_size", "full_validation")
     settings.put("log.style", _STYLES[given.generation], source=given.of_generation)
+    if project := given["wandb_project"]:
+        settings.put("log.wandb", True, "wandb_project")
+        settings.put("log.project", project, "wandb_project")
+        settings.put("log.run_name", given["wandb_exp_name"] or "", "wandb_exp_name")
 
 
 def put_checkpoints(settings: Settings, model: ModelConfig, beginning: Beginning, num_steps: int) -> None:

@@ -101,6 +101,21 @@ def test_what_the_trainer_would_fill_in_stays_open(translated):
 
 
 @pytest.mark.parametrize(
+    ("wandb", "expected", "left"),
+    [
+        ({"enabled": True, "group": "zoo"}, {"wandb": True, "project": "deepspeed"}, {"wandb.group"}),
+        ({"enabled": True, "project": "cats"}, {"wandb": True, "project": "cats"}, set()),
+        ({"project": "cats"}, None, set()),
+    ],
+)
+def test_weights_and_biases(translated, wandb, expected, left):
+    """As DeepSpeed names the project; what its own variables say is noted."""
+    settings = translated({"wandb": wandb})
+    assert settings.tree.get("log") == expected
+    assert {note.key for note in settings.notes if "wandb" in note.key} == left
+
+
+@pytest.mark.parametrize(
     ("scheduler", "expected"),
     [
         (

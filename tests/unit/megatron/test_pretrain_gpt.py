@@ -284,6 +284,11 @@ def test_the_command_lines_of_the_workflows(name):
         ("--split 100,0,0", {"validation.interval": 0}),
         ("--eval-iters 3 --full-validation", {"validation.num_batches": 0}),
         (
+            "--wandb-project cats --wandb-exp-name tom --wandb-entity zoo --wandb-save-dir logs",
+            {"log.wandb": True, "log.project": "cats", "log.run_name": "tom"},
+        ),
+        ("--wandb-exp-name tom", {"log.wandb": False, "log.project": ""}),
+        (
             "--async-save --save-retain-interval 50 --no-save-optim",
             {
                 "checkpoint.asynchronous": True,
