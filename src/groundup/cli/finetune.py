@@ -86,13 +86,19 @@ def _write_adapter(run_dir: Path) -> None:
     """Writes the adapter of the run's newest checkpoint beside its checkpoints, as PEFT reads it."""
     from groundup.checkpoint.formats import open_lazy, peft_adapter
     from groundup.checkpoint.native.model import open_native_adapter
+    from groundup.cli.card_options import CardFlags
     from groundup.core.log import logger
+    from groundup.report.model_card import model_card
 
     adapter = open_native_adapter(run_dir)
     assert adapter is not None, "the run trained one"
+    model, folder = open_lazy(run_dir), run_dir / _ADAPTER
+    command = ["convert", str(run_dir), str(folder), "--to", "hf", "--adapter-only"]
+    options = CardFlags(name=run_dir.absolute().name).options(folder, command)
     try:
-        peft_adapter().write_adapter(adapter, open_lazy(run_dir), run_dir / _ADAPTER)
+        card = model_card(model, options, adapter=adapter.about)
+        peft_adapter().write_adapter(adapter, model, folder, card=card)
     except ConfigError as error:  # transformers, and so PEFT, has no such model
         logger.warning("the adapter is not written for PEFT: %s", error)
     else:
-        logger.info("wrote %s, an adapter as PEFT reads it", run_dir / _ADAPTER)
+        logger.info("wrote %s, an adapter as PEFT reads it", folder)

@@ -157,6 +157,8 @@ def test_conversations_are_learned_by_an_adapter_that_keeps_their_template(folde
     for path in (tmp_path / "run", tmp_path / "run" / "adapter"):
         assert "### Assistant" in (open_lazy(path).companions.chat_template or "")
     assert open_native_adapter(tmp_path / "run") is not None
+    card = (tmp_path / "run" / "adapter" / "README.md").read_text()
+    assert "library_name: peft" in card and "# run" in card and str(tmp_path) not in card
     found = [
         logits(open_model(path, device="cpu")) for path in (tmp_path / "run", tmp_path / "run" / "adapter")
     ]
