@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import settings
 
 # Two test processes share two cores: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, and so would all programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadlines on shared machines; CI draws the same examples each time, a developer new ones.
 settings.register_profile("developer", deadline=None)
