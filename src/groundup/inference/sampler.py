@@ -104,7 +104,7 @@ def sample(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gen
 def most_probable(logits_BV: Tensor) -> Tensor:
     """Returns the ids of the largest logits; int64 [B]."""
     if logits_BV.device.type == "cpu":  # NumPy takes a tenth of the time
-        return torch.from_numpy(logits_BV.numpy().argmax(-1))
+        return torch.from_numpy(logits_BV.float().numpy().argmax(-1))
     return logits_BV.argmax(-1)
 
 
