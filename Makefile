@@ -69,6 +69,7 @@ docs: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/step_profile.py
 	$(BIN)/python benchmarks/train_cpu.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/plan_scale.py
 
