@@ -190,8 +190,6 @@ class PagedCache:
         """Stores a layer's new keys and values; returns attention to each text's own so far [M, N, H]."""
         blocks = self._layers[layer]
         blocks.store(self._places, k_MKH, v_MKH)
-        if len(self._parts) == 1 and isinstance(part := self._parts[0], _Decodes):
-            return part.attention.attend(q_MNH, blocks)
         found: list[Tensor] = []  # in the order of the tokens
         for part in self._parts:
             if isinstance(part, _Decodes):
