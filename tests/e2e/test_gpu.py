@@ -11,11 +11,15 @@ import torch
 from groundup.inference.engine import Engine
 from groundup.inference.sampler import Sampling
 from groundup.models import evaluating, lm_head
+from groundup.parallel.device import choose_device, lacks
 from tests.runs import losses, make_config, make_data, run
 from tests.tiny import tiny_model
 from tests.unit.finetune import preferences
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no usable GPU")
+
+
+HAS_FP8 = pytest.mark.skipif(bool(lacks("fp8", choose_device("auto"))), reason="this GPU has no fp8 units")
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +39,9 @@ def trained(data, run_dir, *overrides):
         (("precision=bf16",), 0.03),
         (("precision=bf16", "data.mask_documents=true"), 0.03),
         (("precision=fp16",), 0.01),
+        pytest.param(("precision=fp8",), 0.03, marks=HAS_FP8),
+        pytest.param(("precision=fp8", "compile=true"), 0.03, marks=HAS_FP8),
+        pytest.param(("precision=fp8", "compile=true", "recompute.mode=selective"), 0.03, marks=HAS_FP8),
         (("precision=bf16", "compile=true"), 0.03),
         (("compile=true",), 1e-5),
         (("compile=true", "data.mask_documents=true", "precision=bf16"), 0.03),

@@ -113,6 +113,8 @@ def _require_precision(name: "PrecisionName") -> None:
     try:
         choose_precision(name, choose_device("auto"))
     except MachineError as error:
+        if name == "fp8":
+            raise MachineError(error.what, where="--fp8-format", fix="Give --bf16 alone.") from None
         fix = "Give --bf16 instead" if name == "fp16" else "Give --fp16 instead, on a GPU"
         raise MachineError(error.what, where=f"--{name}", fix=f"{fix}, or neither for fp32.") from None
 

@@ -101,6 +101,12 @@ def adapters_of(
             where="lora.rank",
             fix="Give start.path, the base model, and leave out start.state.",
         )
+    if run.precision == "fp8":
+        raise ConfigError(
+            "the layers that have adapters multiply in 16 bits",
+            where="precision fp8",
+            fix="Set precision=bf16; lora.base_weights=int8 saves memory.",
+        )
     if lora.base_weights == "int8":
         require_int8_base(run)
     if lora.dropout and run.layout.tp > 1:

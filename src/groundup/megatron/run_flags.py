@@ -9,7 +9,7 @@ from groundup.megatron.setting_tree import Settings, refusal
 from groundup.models import ModelConfig
 
 _STYLES = {2021: "megatron", 2023: "megatron_2023", 2026: "megatron_core"}
-_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
+_DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp8": "bfloat16"}
 
 
 def put_optimizer(settings: Settings) -> None:
@@ -29,15 +29,32 @@ def put_optimizer(settings: Settings) -> None:
         for name in ("beta1", "beta2", "eps"):
             settings.put(f"optimizer.{name}", given[f"adam_{name}"], f"adam_{name}")
         _put_weight_decay(settings)
-    if given["fp16"] and given["bf16"]:
-        raise refusal("--fp16 and --bf16 are both given", "Give one.")
-    precision = next((name for name in ("fp16", "bf16") if given[name]), "fp32")
-    settings.put("precision", precision, "fp16", "bf16")
+    _put_precision(settings)
     settings.put("loss_scale.window", int(given["loss_scale_window"]), "loss_scale_window")
     if scale := given["loss_scale"]:
         settings.put("loss_scale.initial", scale, "loss_scale")
         settings.put("loss_scale.minimum", scale, "loss_scale")
         settings.put("loss_scale.window", 1 << 40, "loss_scale")  # steps, after which it would grow
+
+
+def _put_precision(settings: Settings) -> None:
+    given = settings.given
+    if given["fp16"] and given["bf16"]:
+        raise refusal("--fp16 and --bf16 are both given", "Give one.")
+    precision = next((name for name in ("fp16", "bf16") if given[name]), "fp32")
+    settings.put("precision", precision, "fp16", "bf16")
+    if not given["fp8_format"] and not given["fp8_hybrid"]:
+        return
+    if given["fp8_format"] == "e4m3":
+        raise refusal("--fp8-format e4m3: gradients here are e5m2", "Give --fp8-format hybrid.")
+    if given["fp8_recipe"] not in ("delayed", "tensorwise"):
+        raise refusal(
+            f"--fp8-recipe {given['fp8_recipe']}: a tensor has one scale here",
+            "Give --fp8-recipe tensorwise.",
+        )
+    if precision != "bf16":
+        raise refusal("--fp8-format: what is not in fp8 is in bf16 here", "Give --bf16 with it.")
+    settings.put("precision", "fp8", "fp8_format", "fp8_hybrid", "fp8_recipe")
 
 
 def put_memory(settings: Settings) -> None:

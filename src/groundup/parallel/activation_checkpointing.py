@@ -26,7 +26,8 @@ from groundup.core.config import config
 from groundup.core.config_class import Positive
 from groundup.models import Model
 
-_PRODUCTS = frozenset({"aten::mm", "aten::addmm"})
+_PRODUCTS = {"aten::mm": 1, "aten::addmm": 2, "aten::_scaled_mm": 1}
+"""Which argument of a product of tokens and weights has the weights."""
 _SCATTERED_SUMS = frozenset({"_c10d_functional::reduce_scatter_tensor"})
 _FUSED_ATTENTION = frozenset(
     {
@@ -98,7 +99,7 @@ def _policy(model: Model) -> Callable[..., CheckpointPolicy]:
         name = operation.name()
         keep = name in kept
         if name in _PRODUCTS:
-            matrix = inputs[-1]
+            matrix = inputs[_PRODUCTS[name]]
             ends_layer = matrix.shape[0] == ffn_size
             is_part = isinstance(matrix, DTensor) and Shard(0) in matrix.placements
             keep = not is_part and (dropout > 0 or not ends_layer)

@@ -11,8 +11,10 @@ from groundup.core.config import config
 from groundup.core.config_class import Positive, PositiveFloat
 from groundup.core.errors import MachineError
 
-PrecisionName = Literal["auto", "fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
+FORMATS: tuple[Literal["bf16", "fp16", "fp8"], ...] = ("bf16", "fp16", "fp8")
+"""Beside fp32, which all hardware has."""
 
 PEAK_TFLOPS = {
     # Dense 16-bit tensor-core rates with fp32 accumulation, from the makers' data sheets.
@@ -58,17 +60,6 @@ def describe_device(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU ({torch.get_num_threads()} threads)"
-
-
-def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """Returns the floating-point operations a second in the device's data sheet; 0 if unknown."""
-    if device.type != "cuda" or dtype == torch.float32:
-        return 0.0
-    name = torch.cuda.get_device_name(device)
-    for key, tflops in PEAK_TFLOPS.items():
-        if all(word in name.split() or word in name for word in key.split()):
-            return tflops * 1e12
-    return 0.0
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -136,9 +127,12 @@ class LossScaler:
 
 
 class Precision:
-    """A number format on a device: matrix products run in ``dtype``, weights and sums stay in fp32."""
+    """A number format on a device: matrix products run in ``dtype``, weights and sums stay in fp32.
 
-    def __init__(self, name: Literal["fp32", "bf16", "fp16"], device: torch.device) -> None:
+    fp8 is bf16 but for the linear layers of a model that trains (``float8_linear``).
+    """
+
+    def __init__(self, name: Literal["fp32", "bf16", "fp16", "fp8"], device: torch.device) -> None:
         self.name = name
         self.dtype = _DTYPES[name]
         self.device = device
@@ -153,14 +147,16 @@ class Precision:
 def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     """Returns the format; ``auto`` is the best that the hardware has: bf16, else fp16 on a GPU, else fp32.
 
+    fp8 is never chosen: it rounds more than the others.
+
     Raises:
         MachineError: The hardware lacks the format; the message names those that it has.
     """
-    reasons = {format_: lacks(format_, device) for format_ in ("bf16", "fp16")}
+    reasons = {format_: lacks(format_, device) for format_ in FORMATS}
     if name == "auto":
         name = "bf16" if not reasons["bf16"] else "fp16" if not reasons["fp16"] else "fp32"
     if name != "fp32" and reasons[name]:
-        available = [format_ for format_ in ("bf16", "fp16") if not reasons[format_]] + ["fp32"]
+        available = [format_ for format_ in FORMATS if not reasons[format_]] + ["fp32"]
         raise MachineError(
             f"{reasons[name]}",
             where=f"precision {name}",
@@ -169,11 +165,27 @@ def choose_precision(name: PrecisionName, device: torch.device) -> Precision:
     return Precision(name, device)
 
 
+def peak_flops(precision: Precision) -> float:
+    """Returns the floating-point operations a second in the device's data sheet.
+
+    0 where that is unknown, and of fp8, in which some products run and some do not.
+    """
+    if precision.device.type != "cuda" or precision.name not in ("bf16", "fp16"):
+        return 0.0
+    name = torch.cuda.get_device_name(precision.device)
+    for key, tflops in PEAK_TFLOPS.items():
+        if all(word in name.split() or word in name for word in key.split()):
+            return tflops * 1e12
+    return 0.0
+
+
 def lacks(name: str, device: torch.device) -> str:
     """Returns why the device does not support a format in hardware, or an empty string."""
     if device.type == "cuda":
         if name == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
             return f"{torch.cuda.get_device_name(device)} has no bf16 units (they came with Ampere)"
+        if name == "fp8" and (torch.version.hip or torch.cuda.get_device_capability(device) < (8, 9)):
+            return f"{torch.cuda.get_device_name(device)} has no fp8 units (they came with Ada and Hopper)"
         return ""
     if device.type == "cpu":
         has = torch.cpu.get_capabilities()
@@ -181,5 +193,7 @@ def lacks(name: str, device: torch.device) -> str:
             return "this CPU has no bf16 instructions (AVX512-BF16 or AMX)"
         if name == "fp16" and not has.get("amx_fp16"):
             return "this CPU has no fp16 matrix units (AMX-FP16)"
+        if name == "fp8":
+            return "CPUs do not multiply in fp8; GPUs do from Ada and Hopper on"
         return ""
     return f"{name} is untested on {device.type}"

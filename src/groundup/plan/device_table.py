@@ -6,6 +6,7 @@ from groundup.core.errors import ConfigError
 from groundup.parallel.device import PEAK_TFLOPS
 
 GIB = 1 << 30
+_WITH_FP8 = frozenset({"B200", "H200", "H100 PCIe", "H100", "L40S", "L4", "RTX 4090"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Accelerator:
     memory_gb: float
     reached: float = 0.8
     has_bf16: bool = True
+
+    @property
+    def has_fp8(self) -> bool:
+        """In hardware, in the formats that we train in."""
+        return self.name in _WITH_FP8
 
     def peak_flops(self, precision: str) -> float:
         """Floating-point operations a second of dense products."""

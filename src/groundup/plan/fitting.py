@@ -171,6 +171,7 @@ def _layouts(config: TrainConfig, ranks: int, per_machine: int) -> Iterator[tupl
             or (cp > 1 and config.data.sequence_length // cp < _LEAST_TOKENS)
             or ranks % (tp * pp * cp)
             or (cp > 1 and config.sample.interval)
+            or (tp > 1 and config.precision == "fp8")
         ):
             continue
         dp = ranks // (tp * pp * cp)
@@ -249,6 +250,8 @@ def _changed(config: TrainConfig, step: Step, settings: Settings) -> Step | None
     zero: Any = settings.get("layout.zero", layout.zero) if dp * layout.cp > 1 else 0
     rows = settings.get("micro_batch_size", step.batch.rows)
     layout = dataclasses.replace(layout, tp=tp, pp=pp, dp=dp, zero=zero, shard=0)
+    if tp > 1 and config.precision == "fp8":
+        return None
     if config.global_batch_size % (dp * rows) or layout_reasons(
         layout,
         model=config.model,

@@ -48,7 +48,7 @@ class Report:
         self.run = run
         self.metrics = metrics
         self.flops_per_token = training_flops_per_token(run.config.model, run.config.data.sequence_length)
-        self.peak = peak_flops(run.device, run.precision.dtype)
+        self.peak = peak_flops(run.precision)
         self.live = LiveStatus(run)
         self.memory_is_told = False
         self.begin()
@@ -141,7 +141,7 @@ class Report:
         return values | {
             "tokens_per_second": tokens_per_second,
             "flops_per_second": flops_per_second,
-            "mfu": flops_per_second / self.peak if self.peak else 0.0,  # 0: the device's peak is not known
+            "mfu": flops_per_second / self.peak if self.peak else 0.0,  # 0: the peak is not known
             "loss_scale": state.scaler.scale if state.scaler else 1.0,
             "skipped_steps": state.skipped_steps,
             "outliers": len(state.spike_guard.outliers) if state.spike_guard else 0,

@@ -229,6 +229,7 @@ def empty_state(
         recompute=config.recompute,
         compile=is_compiled(config.compile, mesh.layout, mesh.device),
         precision=precision.autocast,
+        float8=precision.name == "fp8",
         adapt=adapters.add if adapters else None,
     )
     materialize(model, pipeline, mesh.device)

@@ -365,6 +365,11 @@ def test_two_files_of_a_tokenizer_in_no_folder_of_their_own(tmp_path):
     assert settings_of(f"{flags} {files}")["model.vocab_size"] == 300
 
 
+@pytest.mark.parametrize("flags", ["--fp8-format hybrid", "--fp8-hybrid --fp8-recipe tensorwise"])
+def test_the_hybrid_format_is_fp8(flags):
+    assert settings_of(f"{BASE} --bf16 {flags}")["precision"] == "fp8"
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
@@ -375,6 +380,10 @@ def test_two_files_of_a_tokenizer_in_no_folder_of_their_own(tmp_path):
         ("--lr-decay-style exponential", "of 2019"),
         ("--lr-decay-style WSD", "wants --lr-wsd-decay-iters"),
         ("--fp16 --bf16", "--fp16 and --bf16 are both given"),
+        ("--bf16 --fp8-format e4m3", "gradients here are e5m2"),
+        ("--fp8-format hybrid", "what is not in fp8 is in bf16 here"),
+        ("--bf16 --fp8-hybrid --fp8-recipe mxfp8", "a tensor has one scale here"),
+        ("--bf16 --fp8-hybrid --tensor-model-parallel-size 2 --nproc-per-node 2", "fp8 needs layout.tp 1"),
         ("--rampup-batch-size 2 2", "It takes start, increment and samples"),
         ("--rampup-batch-size 2 4 10", "leads from 2 past global_batch_size 8"),
         ("--start-weight-decay 0.1", "without --weight-decay-incr-style"),

@@ -69,7 +69,19 @@ def test_auto_takes_what_the_cpu_has(monkeypatch, capabilities, auto, refused):
 def test_volta_gets_fp16_and_no_bf16(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: False)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla V100-SXM2-32GB")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     cuda = torch.device("cuda")
     assert choose_precision("auto", cuda).name == "fp16"
-    with pytest.raises(MachineError, match="Tesla V100-SXM2-32GB has no bf16 units"):
-        choose_precision("bf16", cuda)
+    for name in ("bf16", "fp8"):
+        with pytest.raises(MachineError, match=f"Tesla V100-SXM2-32GB has no {name} units"):
+            choose_precision(name, cuda)
+
+
+def test_fp8_came_with_ada_and_is_never_chosen(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    cuda = torch.device("cuda")
+    assert choose_precision("auto", cuda).name == "bf16"
+    assert choose_precision("fp8", cuda).name == "fp8"
+    assert choose_precision("fp8", cuda).dtype == torch.bfloat16

@@ -33,10 +33,12 @@ H100 = Gpu("NVIDIA H100 80GB HBM3", 81559, 1, (9, 0))
 CPU_BUILD = {
     "version": "2.13.0+cpu", "cuda": None, "hip": None, "cuda_error": "", "architectures": [], "gpus": [],
     "nccl": "", "cudnn": 0, "device": "cpu", "auto": "fp32", "missing": {"bf16": "no", "fp16": "no"},
+    "fp8": False,
 }  # fmt: skip
 CUDA_BUILD = {
     **CPU_BUILD, "version": "2.13.0+cu130", "cuda": "13.0", "architectures": ["sm_75", "sm_80", "sm_90a"],
     "gpus": ["one"], "nccl": "2.27.5", "cudnn": 91300, "device": "cuda", "auto": "bf16", "missing": {},
+    "fp8": True,
 }  # fmt: skip
 
 
@@ -171,9 +173,14 @@ def test_a_driver_that_is_too_old_for_torch(tmp_path):
 
 
 def test_a_v100_has_no_bf16(tmp_path):
-    facts = {**CUDA_BUILD, "auto": "fp16", "missing": {"bf16": "Tesla V100 has no bf16 units"}}
+    facts = {**CUDA_BUILD, "auto": "fp16", "missing": {"bf16": "Tesla V100 has no bf16 units"}, "fp8": False}
     found = only(accelerators.precision(machine(tmp_path, gpus=[V100], facts=facts)))
     assert found.found == "fp16, fp32; precision auto takes fp16 (no bf16: Tesla V100 has no bf16 units)"
+
+
+def test_an_h100_has_fp8(tmp_path):
+    found = only(accelerators.precision(machine(tmp_path, gpus=[H100], facts=CUDA_BUILD)))
+    assert found.found == "bf16, fp16, fp32, fp8; precision auto takes bf16"
 
 
 SAID = "CalledProcessError: Command '['/usr/bin/gcc', 'main.c']'\n/usr/bin/ld: cannot find -lcuda\n"

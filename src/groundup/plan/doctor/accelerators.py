@@ -139,6 +139,7 @@ def precision(machine: Machine) -> Iterator[Finding]:
     if "auto" not in facts:
         return
     formats = [name for name in ("bf16", "fp16") if name not in facts["missing"]] + ["fp32"]
+    formats += ["fp8"] * facts["fp8"]
     found = f"{', '.join(formats)}; precision auto takes {facts['auto']}"
     reasons = "; ".join(f"no {name}: {reason}" for name, reason in facts["missing"].items())
     yield Finding("precision", "ok", found + (f" ({reasons})" if reasons else ""))

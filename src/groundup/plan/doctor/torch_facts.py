@@ -15,7 +15,7 @@ def facts() -> dict[str, Any]:
     import torch
 
     from groundup.core.errors import MachineError
-    from groundup.parallel.device import choose_precision
+    from groundup.parallel.device import choose_precision, lacks
 
     cuda_error = ""
     if torch.version.cuda and not torch.cuda.is_available():
@@ -43,6 +43,7 @@ def facts() -> dict[str, Any]:
         "device": device.type,
         "auto": choose_precision("auto", device).name,
         "missing": missing,
+        "fp8": not lacks("fp8", device),
     }
 
 

@@ -23,7 +23,7 @@ from groundup.train.stability.nan_debug import Finding, find_not_finite, largest
 from groundup.train.stability.step_dump import StepDump, read_dump
 from groundup.train.state import TrainState, random_states
 
-ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
+ALLOWED = {"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2, "fp8": 5e-2}
 """Largest relative difference of a loss or gradient norm of the same step elsewhere: by other kernels, or by
 sums over ranks in another order."""
 
@@ -93,6 +93,7 @@ class Replayer:
             recompute=config.recompute,
             compile=is_compiled(config.compile, config.layout, device),
             precision=self.precision.autocast,
+            float8=self.precision.name == "fp8",
         )
         self._state = TrainState(
             model=self._model, optimizers=build_optimizers(self._model, config.optimizer), scaler=None
