@@ -27,7 +27,10 @@ def run_process(command: list[str]) -> str:
 
 
 def wait_for_idle_cpu(*, busy_limit: float = 0.1) -> None:
-    """Returns once other processes use less than ``busy_limit`` of the CPU for two seconds; Linux only."""
+    """Returns once others use less than ``busy_limit`` of the cores that we may use for two seconds.
+
+    Linux only.
+    """
     for _ in range(TIMEOUT_SECONDS // 2):
         before = _cpu_ticks()
         time.sleep(2)
@@ -39,9 +42,10 @@ def wait_for_idle_cpu(*, busy_limit: float = 0.1) -> None:
 
 def _cpu_ticks() -> tuple[int, int]:
     """Busy and all ticks since boot; idle, waiting for the disk and stolen ones do not count as busy."""
-    user, nice, system, idle, iowait, irq, softirq, steal, *_ = (
-        int(field) for field in Path("/proc/stat").read_text().split("\n")[0].split()[1:]
-    )
+    own = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+    counts = [[int(field) for field in fields] for name, *fields in lines if name in own]
+    user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(sum, zip(*counts, strict=True))
     busy = user + nice + system + irq + softirq
     return busy, busy + idle + iowait + steal
 

@@ -2,7 +2,8 @@
 
 Every contender runs as a process of its own, one after the other, for several rounds; the result is the
 median over rounds of each run's median tokens/s after the warm-up, in which torch.compile compiles. Random
-tokens, bf16, the same shapes and batches for all. Writes ``results/train_gpu.json`` and ``.md``.
+tokens, bf16 (ours in fp8 too), the same shapes and batches for all. Writes ``results/train_gpu.json`` and
+``.md``.
 
     python benchmarks/train_gpu.py --sizes gpt2-124m gpt2-345m gpt2-1558m llama-1b --rounds 2
 """
@@ -42,6 +43,7 @@ class Contender:
 _GPT2 = tuple(size for size in GPU_SHAPES if size.startswith("gpt2"))
 CONTENDERS = (
     Contender(name="groundup"),
+    Contender(name="groundup, precision=fp8", options=("precision=fp8",)),
     Contender(name="groundup, compile=false", options=("compile=false",)),
     Contender(name="nanoGPT style, compile", loop="nanogpt", options=("--compile",), sizes=_GPT2),
     Contender(name="HF Trainer", loop="trainer"),
@@ -159,12 +161,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=GPU_SHAPES, default=list(GPU_SHAPES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=11, help=f"of each run, {WARMUP_STEPS} of them warm-up")
-    parser.add_argument("--only", default="", help="contenders whose name contains this")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of these names, not all")
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no run after so many")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
     began = time.monotonic()
-    contenders = [one for one in CONTENDERS if arguments.only in one.name]
+    contenders = [one for one in CONTENDERS if arguments.only is None or one.name in arguments.only]
+    if len(contenders) < len(arguments.only or contenders):
+        parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
     rates: dict[str, dict[str, list[float]]] = {
         size: {one.name: [] for one in contenders if size in one.sizes} for size in arguments.sizes
     }
