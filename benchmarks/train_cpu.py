@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,8 +151,10 @@ def machine() -> dict[str, Any]:
     }
 
 
-def measure(sizes: list[str], contenders: list[Contender], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens/s of each contender and size in each round, and the matmul rate before each round."""
+def measure(
+    sizes: list[str], contenders: list[Contender], arguments: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Yields tokens/s of each contender and size in each round so far, and the matmul rate before each."""
     rates: dict[str, dict[str, list[float]]] = {size: {one.name: [] for one in contenders} for size in sizes}
     matmul: dict[str, list[float]] = {"float32": [], "bfloat16": []}
     for round_number in range(1, arguments.rounds + 1):
@@ -172,27 +175,28 @@ def measure(sizes: list[str], contenders: list[Contender], arguments: argparse.N
                 print(
                     f"round {round_number}, {size}, {contender.name}: {rate:,.0f} tokens/s", file=sys.stderr
                 )
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "machine": machine(),
-        "rounds": arguments.rounds,
-        "steps": arguments.steps - WARMUP_STEPS,
-        "matmul_flops_per_second": {name: max(found) for name, found in matmul.items()},
-        "tokens_per_second": rates,
-    }
+        yield {
+            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+            "machine": machine(),
+            "rounds": round_number,
+            "steps": arguments.steps - WARMUP_STEPS,
+            "matmul_flops_per_second": matmul,
+            "tokens_per_second": rates,
+        }
 
 
 def render(result: dict[str, Any], contenders: list[Contender]) -> str:
     """The Markdown report."""
-    bf16_rate = result["matmul_flops_per_second"]["bfloat16"]
-    fp32_rate = result["matmul_flops_per_second"]["float32"]
+    matmul = result["matmul_flops_per_second"]
+    bf16_rate = max(matmul["bfloat16"])
+    products = ", ".join(
+        f"{name} {max(found) / 1e9:,.0f} (median of rounds {statistics.median(found) / 1e9:,.0f})"
+        for name, found in (("bf16", matmul["bfloat16"]), ("fp32", matmul["float32"]))
+    )
     timing = f"{result['rounds']} interleaved rounds of {result['steps']} timed steps"
     lines = ["# Training on a CPU", "", f"Measured on {result['date']}: {timing}, medians.", ""]
     lines += [f"- {name}: {value}" for name, value in result["machine"].items()]
-    lines += [
-        f"- matrix products of 2048^3: bf16 {bf16_rate / 1e9:,.0f}, fp32 {fp32_rate / 1e9:,.0f} GFLOP/s",
-        "",
-    ]
+    lines += [f"- matrix products of 2048^3: {products} GFLOP/s", ""]
     for size, rates in result["tokens_per_second"].items():
         shape = SHAPES[size]
         lines += ["", f"## {size}: {_describe(shape)}", ""]
@@ -243,18 +247,19 @@ def main() -> None:
     parser.add_argument(
         "--data-dir", type=Path, default=BENCHMARKS_DIR / "data", help="where the datasets are prepared"
     )
+    parser.add_argument("--name", default="train_cpu", help="of the files of results")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
     contenders = [one for one in CONTENDERS if arguments.only is None or one.name in arguments.only]
     if len(contenders) < len(arguments.only or contenders):
         parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
     prepare_data(arguments.data_dir)
-    result = measure(arguments.sizes, contenders, arguments)
     arguments.results_dir.mkdir(parents=True, exist_ok=True)
-    (arguments.results_dir / "train_cpu.json").write_text(json.dumps(result, indent=2) + "\n")
-    report = render(result, contenders)
-    (arguments.results_dir / "train_cpu.md").write_text(report)
-    print(report)
+    for result in measure(arguments.sizes, contenders, arguments):
+        path = arguments.results_dir / f"{arguments.name}.json"
+        path.write_text(json.dumps(result, indent=2) + "\n")
+        path.with_suffix(".md").write_text(render(result, contenders))
+    print(path.with_suffix(".md").read_text())
 
 
 if __name__ == "__main__":
