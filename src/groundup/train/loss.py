@@ -145,7 +145,8 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, 
         softmax_CV.scatter_add_(1, targets_C1, softmax_CV.new_full(targets_C1.shape, -1.0))
         if not on_cpu or not valid_C1.all():
             softmax_CV.mul_(valid_C1)
-        logits_CV.copy_(softmax_CV)
+        if softmax_CV is not logits_CV:
+            logits_CV.copy_(softmax_CV)
     return loss
 
 
@@ -208,10 +209,10 @@ def _exact_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tenso
 
 
 def _rounded_softmax(logits_CV: Tensor, targets_C1: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns a softmax that is rounded to bf16, in which it is stored anyway: half of the passes.
+    """Turns logits into a softmax that is rounded to bf16, in which it is stored anyway: half of the passes.
 
     The target's probability is rounded too: 0.002 of a nat at most, below the rounding of the logits.
     """
-    softmax_CV = torch.softmax(logits_CV, -1)
+    softmax_CV = torch.softmax(logits_CV, -1, out=logits_CV)
     tiny = torch.finfo(torch.float32).tiny  # improbable beyond fp32 counts as 87 nats
     return softmax_CV, softmax_CV.gather(1, targets_C1).float().clamp_min(tiny).log()
