@@ -26,7 +26,7 @@ BUDGETS = {
     "launch": 1970,
     "finetune": 3500,
     "megatron": 2550,
-    "models": 1530,
+    "models": 1540,
     "parallel": 2100,
     "plan": 3860,
     "rehearsal": 570,

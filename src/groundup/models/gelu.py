@@ -20,6 +20,14 @@ _BLOCK = 1 << 17
 """Numbers that a thread takes at a time."""
 
 
+_SCRATCH = 3
+
+
+def scratch_bytes(num_values: int) -> int:
+    """Returns the bytes that a CPU's forward pass takes beside its input and what it keeps."""
+    return 4 * _SCRATCH * min(_block(), num_values)
+
+
 def gelu_tanh(x: Tensor) -> Tensor:
     """Returns ``gelu(x, approximate="tanh")``, by passes of our own where a CPU trains in bf16."""
     quick = x.device.type == "cpu" and x.dtype == torch.bfloat16 and x.requires_grad
@@ -29,13 +37,17 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return y
 
 
+def _block() -> int:
+    return _BLOCK * torch.get_num_threads()
+
+
 class _GeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         x = x.contiguous()
         y, slope = torch.empty_like(x), torch.empty_like(x)
-        size = _BLOCK * torch.get_num_threads()
-        scratch = torch.empty(3, min(size, x.numel()), dtype=torch.float32)
+        size = _block()
+        scratch = torch.empty(_SCRATCH, min(size, x.numel()), dtype=torch.float32)
         for x_C, y_C, slope_C in zip(*(whole.view(-1).split(size) for whole in (x, y, slope)), strict=True):
             wide_C, z_C, sigmoid_C = scratch[:, : len(x_C)]
             wide_C.copy_(x_C)

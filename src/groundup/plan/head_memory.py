@@ -33,7 +33,7 @@ def loss_memory(model: ModelConfig, batch: MicroBatch) -> int:
         softmax = 0  # one kernel
     elif batch.tp == 1:
         at_once = min(tokens * vocabulary, max(CPU_LOGITS, 32 * vocabulary))
-        softmax = (batch.itemsize + FP32 * batch.is_mixed) * at_once  # the kernel works in fp32
+        softmax = 0 if batch.is_mixed else FP32 * at_once  # in bf16 it is made in place
     hidden = batch.itemsize * batch.tokens * model.hidden_size
     gradient = FP32 * head
     product = gradient + (batch.itemsize * head if batch.is_mixed and not batch.on_gpu else 0)

@@ -18,6 +18,7 @@ import dataclasses
 from typing import Literal
 
 from groundup.models import ModelConfig, axes_of
+from groundup.models.gelu import scratch_bytes
 
 BLOCK = 128
 """Queries of a block of ``blocked_attention``."""
@@ -128,6 +129,8 @@ def layer_memory(model: ModelConfig, batch: MicroBatch) -> LayerMemory:
         selected += d_bytes // tp
     matrix = size * model.hidden_size * model.ffn_size // tp
     backward = stream + f_bytes * (1 + gated) + matrix + (d_bytes // tp if batch.is_mixed else 0)
+    if batch.is_mixed and not batch.on_gpu and not gated:
+        backward += scratch_bytes(batch.tokens * model.ffn_size // tp)
     return LayerMemory(input=stream, kept=kept, selected=selected, backward=backward)
 
 

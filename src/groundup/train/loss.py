@@ -142,7 +142,10 @@ def _softmax_in_place(logits_MV: Tensor, targets_M: Tensor, vocab_size: int, *, 
         targets_C1 = targets_C.clamp_min(0).unsqueeze(1)
         softmax_CV, target_C1 = (_rounded_softmax if quick else _exact_softmax)(logits_CV, targets_C1)
         loss -= target_C1.where(valid_C1, 0.0).sum()
-        softmax_CV.scatter_add_(1, targets_C1, softmax_CV.new_full(targets_C1.shape, -1.0))
+        rows_C = torch.arange(len(softmax_CV), device=softmax_CV.device)
+        minus_one = softmax_CV.new_tensor(-1.0)
+        # Not scatter_add_, which turns all of a bf16 tensor into fp32 and back.
+        softmax_CV.index_put_((rows_C, targets_C1.squeeze(1)), minus_one, accumulate=True)
         if not on_cpu or not valid_C1.all():
             softmax_CV.mul_(valid_C1)
         if softmax_CV is not logits_CV:
