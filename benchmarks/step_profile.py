@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each size under each ceiling")
     parser.add_argument("--without-bf16", action="store_true", help="as if the processor had none")
     parser.add_argument("--of-one-size", choices=SIZES, help="profile in this process and print JSON")
+    parser.add_argument("--name", default="step_profile", help="of the files of results")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
     if arguments.of_one_size:
@@ -220,13 +221,12 @@ def main() -> None:
         for ceiling in arguments.ceilings:
             case = measure_under(size, ceiling, arguments.seconds)
             print({key: case[key] for key in ("size", "ceiling", "step_ms", "kinds")}, flush=True)
-            write(case, arguments.results_dir)
+            write(case, arguments.results_dir / f"{arguments.name}.json")
 
 
-def write(case: dict[str, Any], results_dir: Path) -> None:
+def write(case: dict[str, Any], path: Path) -> None:
     """Adds a case to the results, in place of an older one."""
-    results_dir.mkdir(parents=True, exist_ok=True)
-    path = results_dir / "step_profile.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     cases = json.loads(path.read_text())["cases"] if path.exists() else []
     found = {(one["size"], one["ceiling"]): one for one in (*cases, case)}
     order = [(size, ceiling) for size in SIZES for ceiling in CEILINGS]

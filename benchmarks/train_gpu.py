@@ -134,11 +134,11 @@ def render(found: dict[str, Any]) -> str:
         "# Training on one GPU",
         "",
         f"{found['date']}, {found['gpu']}, {json.dumps(found['machine'])}; bf16, {found['steps']} timed steps"
-        f" a run, the median of {found['rounds']} rounds in which the contenders take turns, the range in"
-        f" brackets. A bf16 product of 8192^3 runs at {found['product_flops'] / 1e12:.0f} TFLOP/s.",
+        f" a run, the median of the rounds in which the contenders take turns, the range in brackets."
+        f" A bf16 product of 8192^3 runs at {found['product_flops'] / 1e12:.0f} TFLOP/s.",
         "",
-        "| shape | contender | tokens/s | of nanoGPT's or the best Trainer's | TFLOP/s |",
-        "| --- | --- | --- | --- | --- |",
+        "| shape | contender | rounds | tokens/s | of nanoGPT's or the best Trainer's | TFLOP/s |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for size, rates in found["tokens_per_second"].items():
         medians = {name: statistics.median(values) for name, values in rates.items() if values}
@@ -147,7 +147,8 @@ def render(found: dict[str, Any]) -> str:
             ratio = f"{median / max(others):.2f}" if others else "-"
             span = f"{min(rates[name]):,.0f} to {max(rates[name]):,.0f}"
             tflops = median * found["flops_per_token"][size] / 1e12
-            lines.append(f"| {size} | {name} | {median:,.0f} ({span}) | {ratio} | {tflops:.0f} |")
+            about = f"{size} | {name} | {len(rates[name])}"
+            lines.append(f"| {about} | {median:,.0f} ({span}) | {ratio} | {tflops:.0f} |")
     if found["failed"]:
         lines += ["", "Failed: " + "; ".join(found["failed"]) + "."]
     return "\n".join(lines) + "\n"
