@@ -77,6 +77,8 @@ def test_a_split_without_a_sample_is_refused_after_the_screen(capsys, data):
     [
         (("--gpu", "GTX"), ConfigError, "Known are B200, .* V100"),
         (("--gpu", "V100", "precision=bf16"), ConfigError, "V100 has no bf16 units"),
+        (("--gpu", "A100", "precision=fp8"), ConfigError, "A100 has no fp8 units .* With fp8: B200, H200"),
+        (("precision=fp8", "layout.tp=2"), ConfigError, "precision fp8 needs layout.tp 1"),
         (("--gpu", "T4", "--memory", "8"), MachineError, "Set micro_batch_size=1"),
         (("layout.tp=3",), ConfigError, "num_heads 16 is not divisible by tp 3"),
         (("--gpus", "3"), ConfigError, "global_batch_size 8 is not a multiple"),

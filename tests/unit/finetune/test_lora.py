@@ -176,6 +176,7 @@ def test_conversations_are_learned_by_an_adapter_that_keeps_their_template(folde
             ("lora.dropout=0.1", "layout.tp=2"),
             "lora.dropout: the ranks of tensor parallelism would each drop",
         ),
+        (("precision=fp8",), "precision fp8: the layers that have adapters multiply in 16 bits"),
         (("start.state=true",), "lora.rank: an adapter is trained on the weights of a model, as they are"),
         (
             ("stage.kind=sft", "stage.template=chatml", "data.packing=best_fit", "data.mask_documents=true"),

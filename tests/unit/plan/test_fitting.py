@@ -62,6 +62,19 @@ def test_the_cheapest_change_comes_first_and_none_is_superfluous():
     assert changes(config(), 0.1) == []
 
 
+def test_layers_in_fp8_are_not_shared():
+    machines = Machines(rates=Rates(flops=1e14), peak=1e14, link_gb=300)
+    shared = []
+    for run in (config(), config("precision=fp8")):
+        step = step_of_run(run, run.layout.over(1), "bf16")
+        found, _, _ = search(run, step, ranks=8, capacity=8 * GIB, machines=machines)
+        shared.append(
+            any("layout.tp" in one.settings for one in found)
+            or any("layout.tp" in one.settings for one in changes(run, 4))
+        )
+    assert shared == [True, False]
+
+
 def test_a_search_finds_legal_layouts_that_fit_the_fastest_first():
     run, machines = config(), Machines(rates=Rates(flops=1e14), peak=1e14, link_gb=300)
     step = step_of_run(run, run.layout.over(1), "bf16")
