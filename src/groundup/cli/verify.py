@@ -47,15 +47,16 @@ def parallel(
         shrink: Make the model small first: a layer for each stage and two at least, heads of width 8,
             64 tokens; the number of heads, the vocabulary and everything else stay as they are.
     """
-    from groundup.verify.parallel import ALLOWED, verify_parallel
+    from groundup.verify.parallel import ALLOWED, parse_layout, verify_parallel
 
     run = run_config(config, overrides).value
+    chosen = {name: parse_layout(name) for name in layouts}
     width = max(6, *map(len, layouts))
     print(f"{'layout':<{width}}  {'loss':>8}  {'gradient norm':>13}  {'allowed':>8}  verdict")
     wrong = []
     with tempfile.TemporaryDirectory() as scratch:
         deviations = verify_parallel(
-            run, layouts, Path(scratch), launch=_train_quietly, num_steps=steps, shrink=shrink
+            run, chosen, Path(scratch), launch=_train_quietly, num_steps=steps, shrink=shrink
         )
         for found in deviations:
             verdict = found.error or ("right" if found.is_right else "WRONG")
@@ -194,10 +195,11 @@ def serve(path: Path, *layouts: str, max_new_tokens: int = 16, model: ModelOptio
         max_new_tokens: Of each text.
     """
     from groundup.core.errors import CheckpointError
-    from groundup.verify.serve import ALLOWED, verify_serve
+    from groundup.verify.serve import ALLOWED, layouts_to_serve, verify_serve
 
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens is {max_new_tokens}, not 1 or more")
+    chosen = layouts_to_serve(layouts)
     loaded = model.open(path)
     print(
         f"{'path':<{_PATH_WIDTH}}  {'texts':>5}  {'tokens':>6}  {'difference':>10}  {'allowed':>7}  verdict"
@@ -209,7 +211,7 @@ def serve(path: Path, *layouts: str, max_new_tokens: int = 16, model: ModelOptio
             return _generate_quietly(path, layout, file, max_new_tokens, model)
 
         for found in verify_serve(
-            loaded, layouts, Path(folder), max_new_tokens=max_new_tokens, generate=generate
+            loaded, chosen, Path(folder), max_new_tokens=max_new_tokens, generate=generate
         ):
             measured = "" if found.difference is None else f"{found.difference:.1e}"
             allowed = "" if found.difference is None else f"{ALLOWED:.0e}"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import orjson
@@ -142,7 +142,7 @@ def shrunk(config: TrainConfig, *, num_layers: int = 2) -> TrainConfig:
 
 def verify_parallel(
     config: TrainConfig,
-    names: Sequence[str],
+    layouts: Mapping[str, Layout],
     folder: Path,
     *,
     launch: Launch,
@@ -153,7 +153,7 @@ def verify_parallel(
 
     Args:
         config: The user's.
-        names: Layouts, e.g. "dp2-zero3".
+        layouts: By what the user calls them.
         folder: For the copies' run folders.
         launch: Starts the training of a copy.
         num_steps: Steps of each.
@@ -164,7 +164,6 @@ def verify_parallel(
         TrainingError: The run does not even train on one process.
     """
     require_vocabulary(config, tokenizer_of_data(config.data))
-    layouts = {name: parse_layout(name) for name in names}
     if shrink:
         stages = (layout.pp * stages_per_rank(layout.pipeline) for layout in layouts.values())
         config = shrunk(config, num_layers=max(2, *stages))

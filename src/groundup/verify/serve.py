@@ -7,7 +7,7 @@ a cache.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +68,39 @@ class Agreement:
         return not self.error and (self.difference is None or self.difference <= ALLOWED)
 
 
+def layouts_to_serve(names: Sequence[str]) -> dict[str, Layout]:
+    """Parses names of layouts such as "tp2-pp2".
+
+    Raises:
+        ConfigError: A name is no layout, or one of training.
+    """
+    chosen = {name: parse_layout(name) for name in names}
+    for name, layout in chosen.items():
+        if layout != Layout(dp=1, tp=layout.tp, pp=layout.pp):
+            raise ConfigError(f"{name} is of training", where="layouts", fix="Generation knows tp and pp.")
+    return chosen
+
+
 def verify_serve(
-    loaded: LoadedModel, layouts: Sequence[str], folder: Path, *, max_new_tokens: int, generate: Generate
+    loaded: LoadedModel,
+    layouts: Mapping[str, Layout],
+    folder: Path,
+    *,
+    max_new_tokens: int,
+    generate: Generate,
 ) -> Iterator[Agreement]:
     """Generates in every way and compares.
 
     Args:
         loaded: The model, in fp32.
-        layouts: Such as "tp2-pp2".
+        layouts: As ``layouts_to_serve`` gives them.
         folder: For a file of prompts.
         max_new_tokens: Of each text.
         generate: Runs the ranks of a layout.
 
     Raises:
-        ConfigError: A name is no layout.
         DataError: The model's context does not hold a prompt of a word and one new token.
     """
-    chosen = {name: parse_layout(name) for name in layouts}
-    for name, layout in chosen.items():
-        if layout != Layout(dp=1, tp=layout.tp, pp=layout.pp):
-            raise ConfigError(f"{name} is of training", where="layouts", fix="Generation knows tp and pp.")
     reference = _Reference(loaded)
     texts, requests = _requests(loaded, max_new_tokens)
     engine = Engine(loaded, max_batch_size=1)
@@ -110,7 +123,7 @@ def verify_serve(
     del engine
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts), encoding="utf-8")
-    for name, layout in chosen.items():
+    for name, layout in layouts.items():
         yield _agreement_of_lines(name, loaded, alone, generate(layout, file))
 
 

@@ -48,7 +48,14 @@ def test_a_layout_that_trains_another_model_is_found(tmp_path) -> None:
         return 0
 
     found = list(
-        verify_parallel(config, ["dp2", "dp4", "tp4"], tmp_path, launch=launch, num_steps=3, shrink=True)
+        verify_parallel(
+            config,
+            {name: parse_layout(name) for name in ("dp2", "dp4", "tp4")},
+            tmp_path,
+            launch=launch,
+            num_steps=3,
+            shrink=True,
+        )
     )
     assert [one.is_right for one in found] == [True, False, False]
     assert (found[0].loss, found[0].grad_norm) == (0, 0)
@@ -70,7 +77,9 @@ def test_a_run_that_begins_with_a_model_is_verified_too(tmp_path, shrink) -> Non
         return 0
 
     config = make_config(data, tmp_path / "run", *begun)
-    [found] = verify_parallel(config, ["dp2"], tmp_path, launch=launch, num_steps=2, shrink=shrink)
+    [found] = verify_parallel(
+        config, {"dp2": Layout(dp=2)}, tmp_path, launch=launch, num_steps=2, shrink=shrink
+    )
     assert found.is_right
     resumed = verify_resume(config, tmp_path / "resume", launch=launch, num_steps=2, shrink=shrink)
     assert resumed.is_right

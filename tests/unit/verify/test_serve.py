@@ -19,7 +19,7 @@ from groundup.inference.paged_cache import PagedCache
 from groundup.inference.sampler import Sampling
 from groundup.inference.sequence import Request
 from groundup.parallel.layout import Layout
-from groundup.verify.serve import Agreement, _Reference, verify_serve
+from groundup.verify.serve import Agreement, _Reference, layouts_to_serve, verify_serve
 from tests.tiny import tiny_model
 
 
@@ -53,7 +53,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
 
 def agreements(model: tuple[LoadedModel, Path], scratch: Path, **spoiled: Any) -> dict[str, Agreement]:
     loaded, folder = model
-    found = verify_serve(loaded, ["tp2"], scratch, max_new_tokens=8, generate=in_process(folder, **spoiled))
+    found = verify_serve(
+        loaded, layouts_to_serve(["tp2"]), scratch, max_new_tokens=8, generate=in_process(folder, **spoiled)
+    )
     return {one.path: one for one in found}
 
 
@@ -101,7 +103,7 @@ def test_a_wrong_cache_is_found(
 
     monkeypatch.setattr(PagedCache, "prepare", forgetful)
     loaded, folder = model
-    checks = verify_serve(loaded, [], tmp_path, max_new_tokens=8, generate=in_process(folder))
+    checks = verify_serve(loaded, {}, tmp_path, max_new_tokens=8, generate=in_process(folder))
     first = next(iter(checks))
     assert "nats above it" in first.error and not first.is_right
 
@@ -138,5 +140,7 @@ def test_the_verb_reports_and_fails(
         (["--max-new-tokens", "0"], ConfigError, "not 1 or more"),
         (["--max-new-tokens", "64"], DataError, "holds no prompt"),
     ):
+        capsys.readouterr()
         with pytest.raises(error, match=message):
             command(["verify", "serve", str(folder), *words])
+        assert error is DataError or not capsys.readouterr().out
