@@ -1,4 +1,4 @@
-"""Linear layers whose products run in fp8 on a GPU, where they are twice as fast as in bf16.
+"""Linear layers whose products run in fp8 on a GPU, at twice the rate of bf16 at best.
 
 Weights and activations are rounded to e4m3, gradients to e5m2 (Micikevicius et al. 2022, arXiv:2209.05433),
 each tensor as a whole scaled by its own largest number: the "hybrid" format with the "tensorwise" recipe of
@@ -33,7 +33,7 @@ def require_float8(model: ModelConfig, *, tp: int, tokens: int) -> None:
         ValueError: They cannot; says why.
     """
     if tp > 1:
-        raise ValueError("precision fp8 needs layout.tp 1; layers are shared among ranks in bf16 alone")
+        raise ValueError("precision fp8 needs layout.tp 1: layers that ranks share multiply in 16 bits")
     sizes: Mapping[str, int] = {
         "model.hidden_size": model.hidden_size,
         "model.ffn_size": model.ffn_size,
