@@ -12,6 +12,7 @@ from groundup.plan.rank_memory import Step
 from groundup.train.config import TrainConfig
 
 PrecisionOf = Literal["fp32", "bf16", "fp16"]
+_CAME_WITH = {"bf16": "Ampere", "fp8": "Ada and Hopper"}
 
 
 def planned_precision(config: TrainConfig, device: Accelerator | None) -> PrecisionOf:
@@ -28,21 +29,22 @@ def planned_precision(config: TrainConfig, device: Accelerator | None) -> Precis
         name = choose_precision(name, choose_device("cpu")).name
     if name == "auto":
         return "bf16" if device is None or device.has_bf16 else "fp16"
-    if name == "bf16" and device and not device.has_bf16:
-        others = ", ".join(one.name for one in ACCELERATORS if one.has_bf16)
-        raise ConfigError(
-            f"{device.name} has no bf16 units (they came with Ampere)",
-            where="precision bf16",
-            fix=f"Set precision=fp16, or auto, which takes it there. With bf16: {others}.",
-        )
-    if name == "fp8" and device and not device.has_fp8:
-        others = ", ".join(one.name for one in ACCELERATORS if one.has_fp8)
-        raise ConfigError(
-            f"{device.name} has no fp8 units that we know (they came with Ada and Hopper)",
-            where="precision fp8",
-            fix=f"Set precision=auto. With fp8: {others}.",
-        )
+    if device and name in _CAME_WITH:
+        _require(device, name)
     return "bf16" if name == "fp8" else name
+
+
+def _require(device: Accelerator, name: str) -> None:
+    def has(one: Accelerator) -> bool:
+        return one.has_fp8 if name == "fp8" else one.has_bf16
+
+    if not has(device):
+        others = ", ".join(one.name for one in ACCELERATORS if has(one))
+        raise ConfigError(
+            f"{device.name} has no {name} units (they came with {_CAME_WITH[name]})",
+            where=f"precision {name}",
+            fix=f"Set precision=auto. With {name}: {others}.",
+        )
 
 
 def step_of_run(config: TrainConfig, layout: Layout, precision: PrecisionOf) -> Step:
