@@ -4,7 +4,9 @@ import pytest
 
 from groundup.core.errors import MachineError
 from groundup.parallel import device
+from groundup.train.stability.replay import agreement, open_replayer
 from tests.parallel.ranks import train_on_ranks
+from tests.poisoned import poisoned, reading
 from tests.runs import losses, make_config, make_data, records_of, run
 
 SETTINGS = ("precision=fp8", "optimizer.kind=sgd", "optimizer.lr=0.05", "clip_grad_norm=1")
@@ -55,6 +57,22 @@ def test_a_run_goes_on_to_the_bit(data, tmp_path):
         config = make_config(data, tmp_path / "half", *SETTINGS, f"num_steps={steps}", "schedule_steps=6")
         found = losses(run_with_fp8(config))
     assert {step: found[step] for step in (4, 5, 6)} == {step: whole[step] for step in (4, 5, 6)}
+
+
+def test_a_step_dump_is_replayed_in_fp8(data, tmp_path):
+    guard = ("spike_guard.kind=skip", "spike_guard.window=8", "spike_guard.warmup=6", "optimizer.lr=1e-2")
+    settings = (*guard, "spike_guard.grad_norm_deviations=50", "spike_guard.step_dump=true")
+    with reading(poisoned(100, 104)):  # of four samples a step: the 26th
+        run_with_fp8(make_config(data, tmp_path / "run", "precision=fp8", "num_steps=27", *settings))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(device, "lacks", lambda name, device: "")
+        found = {}
+        for name in ("fp8", "fp32"):
+            replayer = open_replayer(tmp_path / "run/failures/step-26", device="cpu", precision=name)
+            result = replayer.run()
+            found[name] = agreement(result, replayer.dump, replayer.precision)
+    assert found["fp8"] == "exactly"
+    assert found["fp32"] != "exactly"
 
 
 def test_a_cpu_has_no_fp8(data, tmp_path):

@@ -9,7 +9,6 @@ from groundup.models import Model
 from groundup.parallel.activation_checkpointing import Recompute, apply_activation_checkpointing
 from groundup.parallel.compile import compile_layers
 from groundup.parallel.context_parallel import apply_context_parallel
-from groundup.parallel.float8_linear import use_float8
 from groundup.parallel.fsdp import apply_fsdp
 from groundup.parallel.mesh import ParallelMesh
 from groundup.parallel.pipeline_parallel import Pipeline
@@ -24,7 +23,6 @@ def parallelize(
     compile: bool,  # noqa: A002  # the setting's name
     precision: Callable[[], contextlib.AbstractContextManager[None]],
     trains: bool = True,
-    float8: bool = False,
     adapt: Callable[[Model], None] | None = None,
 ) -> Pipeline | None:
     """Parallelizes a model over the ranks of a run, in place.
@@ -36,8 +34,8 @@ def parallelize(
         compile: Whether to compile each layer.
         precision: Makes the context of a stage's forward pass.
         trains: Whether gradients are to be averaged over replicas; without, each has weights of its own.
-        float8: Whether linear layers multiply in fp8.
-        adapt: Adds adapters to what tensor parallelism has left of the layers.
+        adapt: Changes what tensor parallelism has left of the layers: adds adapters, or makes them
+            multiply in fp8.
 
     Returns:
         This rank's stages; None without pipeline parallelism.
@@ -47,8 +45,6 @@ def parallelize(
     pipeline = Pipeline(model, mesh, precision) if layout.pp > 1 else None
     if device_mesh is not None and layout.tp > 1:
         apply_tensor_parallel(model, model.config, device_mesh["tp"])
-    if float8:
-        use_float8(model)
     if adapt:
         adapt(model)
     parts = list(pipeline.parts.values()) if pipeline else [model]

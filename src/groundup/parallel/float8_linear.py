@@ -8,7 +8,7 @@ their formats. What the backward pass reads is kept in 8 bits.
 Shapes: M tokens, I inputs, O outputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from groundup.models import Model, ModelConfig
+from groundup.parallel.device import Precision
 
 _MULTIPLE = 16
 """All sizes of a product in fp8 are multiples of it: a rule of the tensor cores' library."""
@@ -46,6 +47,11 @@ def require_float8(model: ModelConfig, *, tp: int, tokens: int) -> None:
             raise ValueError(f"precision fp8 needs multiples of {_MULTIPLE}; {name} is {size}")
 
 
+def changes_for(precision: Precision) -> Callable[[Model], None] | None:
+    """Returns what makes a model that trains multiply in a format; None where autocast alone does."""
+    return use_float8 if precision.name == "fp8" else None
+
+
 def use_float8(model: Model) -> None:
     """Makes the linear layers of a model's transformer layers multiply in fp8, in place.
 
@@ -58,7 +64,10 @@ def use_float8(model: Model) -> None:
 
 
 class Float8Linear(nn.Linear):
-    """A linear layer in fp8; in its own way, or autocast's, for tokens that are no multiple of 16."""
+    """A linear layer in fp8.
+
+    Other numbers of tokens than multiples of 16, as of prompts, run as in any linear layer.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O] in bf16."""
@@ -67,7 +76,7 @@ class Float8Linear(nn.Linear):
             return nn.Linear.forward(self, x)
         with torch.autocast(x.device.type, enabled=False):  # products in fp8 are not its own
             y_MO: Tensor = _Float8Product.apply(x_MI, self.weight, self.bias)
-        return y_MO.unflatten(0, x.shape[:-1])  # type: ignore[no-any-return]
+        return y_MO.view(*x.shape[:-1], -1)
 
 
 class _Float8Product(torch.autograd.Function):

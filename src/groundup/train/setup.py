@@ -24,6 +24,7 @@ from groundup.models.count import num_parameters
 from groundup.parallel.apply import materialize, parallelize
 from groundup.parallel.compile import is_compiled
 from groundup.parallel.device import LossScaler, Precision, choose_device, choose_precision, describe_device
+from groundup.parallel.float8_linear import changes_for
 from groundup.parallel.layout import describe_layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
 from groundup.parallel.validate import validate_layout
@@ -229,8 +230,7 @@ def empty_state(
         recompute=config.recompute,
         compile=is_compiled(config.compile, mesh.layout, mesh.device),
         precision=precision.autocast,
-        float8=precision.name == "fp8",
-        adapt=adapters.add if adapters else None,
+        adapt=adapters.add if adapters else changes_for(precision),
     )
     materialize(model, pipeline, mesh.device)
     return TrainState(

@@ -12,6 +12,7 @@ from groundup.models import Model, build_model, evaluating
 from groundup.parallel.apply import parallelize
 from groundup.parallel.compile import is_compiled
 from groundup.parallel.device import Precision, PrecisionName, choose_device, choose_precision
+from groundup.parallel.float8_linear import changes_for
 from groundup.parallel.grad_norm import total_norm
 from groundup.parallel.layout import Layout
 from groundup.parallel.mesh import ParallelMesh, init_distributed
@@ -93,7 +94,7 @@ class Replayer:
             recompute=config.recompute,
             compile=is_compiled(config.compile, config.layout, device),
             precision=self.precision.autocast,
-            float8=self.precision.name == "fp8",
+            adapt=changes_for(self.precision),
         )
         self._state = TrainState(
             model=self._model, optimizers=build_optimizers(self._model, config.optimizer), scaler=None
