@@ -188,6 +188,8 @@ def storage_of(pid: Any) -> StorageInPickle:
     dtype, key, _, num_elements = pid[1:5]
     if not isinstance(dtype, torch.dtype) or type(key) is not str or not _are_whole(num_elements):
         raise pickle.UnpicklingError("a storage without type, key or length")
+    if not key.isprintable() or len(key) > _SHOWN:
+        raise pickle.UnpicklingError(f"a storage of the key {key[:_SHOWN]!r}")
     if pid[5:] not in ((), (None,)):
         raise pickle.UnpicklingError(f"storage {key} is a view of another, as torch before 0.4 saved")
     return StorageInPickle(key, dtype, num_elements)

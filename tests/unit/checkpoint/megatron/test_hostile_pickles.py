@@ -326,6 +326,12 @@ def test_names_in_messages_are_of_one_line(tmp_path: Path) -> None:
     assert r"os\n\x1b[2Jfine.xxx" in refusal(lambda: load_pickled(path))
 
 
+@pytest.mark.parametrize("key", ["\n", "0\x1b[2J", "0" * 10_000])
+def test_keys_of_storages_in_messages_are_of_one_line(key: str, tmp_path: Path) -> None:
+    path = write_zip(tmp_path / "a.pt", tensor(storage(key, 4), (4,), (1,)))
+    assert f"a storage of the key {key[:200]!r}" in refusal(lambda: load_pickled(path))
+
+
 def test_a_part_of_a_file_lies_within_it(tmp_path: Path) -> None:
     path = tmp_path / "a.distcp"
     torch.save(torch.arange(3), path)
