@@ -27,6 +27,7 @@ def step(optimizer: torch.optim.Optimizer, weights: Sequence[Tensor], seed: int)
 @pytest.mark.parametrize("numbers_of_a_stack", [1 << 20, 2 * 48 * 48, 1], ids=["one", "two", "each"])
 def test_updates_are_those_of_pytorch(numbers_of_a_stack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for bf16's rounding, whose error is a few 2^-9 of an update."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})  # as theirs supposes
     monkeypatch.setitem(muon._STACK, "cpu", numbers_of_a_stack)
     expected, found = matrices(1), matrices(1)
     theirs = torch.optim.Muon(expected, adjust_lr_fn="match_rms_adamw", **SETTINGS)
