@@ -1,5 +1,6 @@
 """``groundup replay``."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -99,31 +100,37 @@ def _reason_to_differ(replayer: "Replayer") -> str:
 
 
 def _print_samples(replayer: "Replayer", results: "list[SampleResult]", characters: int) -> None:
-    ranked = sorted(results, key=_badness, reverse=True)
-    shown = sorted(ranked[:_SHOWN_SAMPLES], key=lambda result: result.index)
+    ranked = sorted(results, key=lambda one: _badness(one, one.loss), reverse=True)
+    worst, steepest = ranked[0], max(results, key=lambda one: _badness(one, one.grad_norm))
+    shown = sorted({*ranked[:_SHOWN_SAMPLES], steepest}, key=lambda result: result.index)
     print("each sample alone:" if len(shown) == len(results) else f"the {len(shown)} worst samples alone:")
     for result in shown:
         print(f"  sample {result.index}: loss {result.loss:.4f}, gradient norm {result.grad_norm:.4g}")
-    tokenizer = replayer.dump.tokenizer
-    for result in ranked[:1]:
-        row = result.index - replayer.dump.about.facts.first_sample
-        ids = replayer.dump.batch.tokens_BT[row].tolist()
-        documents = replayer.dump.about.sources[row]
-        print(f"the worst, sample {result.index}, holds {len(documents)} document(s):")
-        begin = 0
-        for document in documents[:_SHOWN_DOCUMENTS]:
-            length = document["end"] - document["begin"]
-            _print_document(document, tokenizer.decode(ids[begin : begin + length]), characters)
-            begin += length
-        if len(documents) > _SHOWN_DOCUMENTS:
-            print(f"  and {len(documents) - _SHOWN_DOCUMENTS} more")
+    if worst is steepest:
+        _print_sample(replayer, "the worst", worst, characters)
+    else:
+        _print_sample(replayer, "the largest loss", worst, characters)
+        _print_sample(replayer, "the largest gradient", steepest, characters)
 
 
-def _badness(result: "SampleResult") -> tuple[bool, float, float]:
-    import math
+def _print_sample(replayer: "Replayer", which: str, result: "SampleResult", characters: int) -> None:
+    row = result.index - replayer.dump.about.facts.first_sample
+    ids = replayer.dump.batch.tokens_BT[row].tolist()
+    documents = replayer.dump.about.sources[row]
+    print(f"{which}, sample {result.index}, holds {len(documents)} document(s):")
+    begin = 0
+    for document in documents[:_SHOWN_DOCUMENTS]:
+        length = document["end"] - document["begin"]
+        text = replayer.dump.tokenizer.decode(ids[begin : begin + length])
+        _print_document(document, text, characters)
+        begin += length
+    if len(documents) > _SHOWN_DOCUMENTS:
+        print(f"  and {len(documents) - _SHOWN_DOCUMENTS} more")
 
+
+def _badness(result: "SampleResult", value: float) -> tuple[bool, float, int]:
     finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
-    return (not finite, result.loss if finite else 0.0, -result.index)
+    return (not finite, value if finite else 0.0, -result.index)
 
 
 def _print_document(document: dict[str, Any], text: str, characters: int) -> None:

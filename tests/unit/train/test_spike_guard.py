@@ -11,9 +11,10 @@ import torch
 from groundup.checkpoint.native.contents import read_checkpoint_manifest
 from groundup.checkpoint.native.folder import checkpoint_path, list_checkpoints, step_of
 from groundup.checkpoint.native.load import TensorGroup
+from groundup.cli.app import run as groundup
 from groundup.core.errors import ConfigError, TrainingError
 from groundup.train.signals import Interrupted
-from groundup.train.stability.replay import agreement, open_replayer
+from groundup.train.stability.replay import Replayer, SampleResult, agreement, open_replayer
 from groundup.train.stability.spike_guard import RollbackGuard, SkipGuard, SpikeGuard
 from groundup.train.stability.step_dump import read_dump
 from tests.poisoned import poisoned, reading, without
@@ -241,6 +242,29 @@ def test_the_dump_of_an_outlier_can_be_replayed(data, tmp_path):
     assert agreement(result, replayer.dump, replayer.precision) == "exactly"
     assert result.findings == []
     assert [sample.index for sample in replayer.samples()] == [100, 101, 102, 103]
+
+
+@pytest.mark.parametrize(
+    ("of_102", "expected"),
+    [
+        ((3.0, 90.0), ["the largest loss, sample 101,", "the largest gradient, sample 102,"]),
+        ((9.0, 90.0), ["the worst, sample 102,"]),
+        ((math.nan, math.nan), ["the worst, sample 102,"]),
+    ],
+)
+def test_the_samples_to_look_at_are_shown(data, tmp_path, capsys, monkeypatch, of_102, expected):
+    settings = (*SKIP, "spike_guard.step_dump=true", "num_steps=27")
+    with reading(poisoned(*POISON)):
+        run(make_config(data, tmp_path / "run", *settings))
+    found = {100: (3.1, 1.0), 101: (4.0, 2.0), 102: of_102, 103: (2.9, 1.5)}
+    results = [SampleResult(index=index, loss=one[0], grad_norm=one[1]) for index, one in found.items()]
+    monkeypatch.setattr(Replayer, "samples", lambda self: results)
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        groundup(["replay", str(tmp_path / "run/failures/step-26")])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[: line.index("holds")].rstrip() for line in lines if " holds " in line] == expected
 
 
 @pytest.mark.parametrize(
