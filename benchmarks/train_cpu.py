@@ -25,8 +25,12 @@ import torch
 from baselines.measurement import SHAPES, Shape
 from processes import describe_machine, run_process, wait_for_idle_cpu
 
+from groundup.parallel.device import choose_precision
+
 BENCHMARKS_DIR = Path(__file__).parent
 RESULTS_DIR = BENCHMARKS_DIR / "results"
+PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+"""By PyTorch's names of dtypes."""
 WARMUP_STEPS = 3
 TRIAL_STEPS = 12
 """Steps of ours in which numbers of threads may be tried, where a run has two to choose from."""
@@ -39,43 +43,57 @@ class Contender:
     Attributes:
         name: As in the table.
         script: In ``baselines/``; empty for groundup itself.
+        precision: Of the baseline; groundup takes the quicker one that the machine has.
         options: For the script, or overrides of groundup's config.
         as_shipped: Whether the baseline runs as its authors ship it; the fastest such one is the reference.
     """
 
     name: str
     script: str = ""
+    precision: str = ""
     options: tuple[str, ...] = ()
     as_shipped: bool = True
 
 
 _LENT = ("--fused-adamw", "--mallopt")  # our optimizer kernel and allocator setting, lent to the baselines
+
+
+def _baselines(precision: str) -> Iterator[Contender]:
+    """Yields nanoGPT's loop and the Trainer in one precision: eager, compiled, and with what we lend."""
+    for name, script in (("nanoGPT style", "nanogpt_style.py"), ("HF Trainer", "hf_trainer.py")):
+        eager = Contender(
+            name=f"{name}, {precision}",
+            script=script,
+            precision=precision,
+            options=("--precision", precision),
+        )
+        compiled = dataclasses.replace(
+            eager, name=f"{eager.name}, compile", options=(*eager.options, "--compile")
+        )
+        yield from (eager, compiled)
+        yield dataclasses.replace(
+            compiled,
+            name=f"{compiled.name} + our allocator, fused AdamW",
+            options=(*compiled.options, *_LENT),
+            as_shipped=False,
+        )
+
+
 CONTENDERS = (
     Contender(name="groundup"),
     Contender(name="groundup, compile", options=("compile=true",)),
-    Contender(name="nanoGPT style, fp32", script="nanogpt_style.py", options=("--precision", "fp32")),
-    Contender(
-        name="nanoGPT style, fp32, compile",
-        script="nanogpt_style.py",
-        options=("--precision", "fp32", "--compile"),
-    ),
-    Contender(name="nanoGPT style, bf16", script="nanogpt_style.py"),
-    Contender(name="nanoGPT style, bf16, compile", script="nanogpt_style.py", options=("--compile",)),
-    Contender(name="HF Trainer, bf16", script="hf_trainer.py"),
-    Contender(name="HF Trainer, bf16, compile", script="hf_trainer.py", options=("--compile",)),
-    Contender(
-        name="nanoGPT style, bf16, compile + our allocator, fused AdamW",
-        script="nanogpt_style.py",
-        options=("--compile", *_LENT),
-        as_shipped=False,
-    ),
-    Contender(
-        name="HF Trainer, bf16, compile + our allocator, fused AdamW",
-        script="hf_trainer.py",
-        options=("--compile", *_LENT),
-        as_shipped=False,
-    ),
+    *_baselines("fp32"),
+    *_baselines("bf16"),
 )
+
+
+def contenders_for(precision: str) -> list[Contender]:
+    """Those that are not slower for lack of the machine's precision alone; fp32 is what nanoGPT ships."""
+    return [
+        one
+        for one in CONTENDERS
+        if one.precision in ("", precision) or (one.precision == "fp32" and one.as_shipped)
+    ]
 
 
 def prepare_data(folder: Path) -> None:
@@ -156,7 +174,7 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """Yields tokens/s of each contender and size in each round so far, and the matmul rate before each."""
     rates: dict[str, dict[str, list[float]]] = {size: {one.name: [] for one in contenders} for size in sizes}
-    matmul: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+    matmul: dict[str, list[float]] = {name: [] for name in PRECISIONS}
     for round_number in range(1, arguments.rounds + 1):
         wait_for_idle_cpu()
         for name, found in matmul.items():
@@ -188,10 +206,10 @@ def measure(
 def render(result: dict[str, Any], contenders: list[Contender]) -> str:
     """The Markdown report."""
     matmul = result["matmul_flops_per_second"]
-    bf16_rate = max(matmul["bfloat16"])
+    quickest = max(matmul, key=lambda name: max(matmul[name]))
     products = ", ".join(
-        f"{name} {max(found) / 1e9:,.0f} (median of rounds {statistics.median(found) / 1e9:,.0f})"
-        for name, found in (("bf16", matmul["bfloat16"]), ("fp32", matmul["float32"]))
+        f"{short} {max(found) / 1e9:,.0f} (median of rounds {statistics.median(found) / 1e9:,.0f})"
+        for short, found in ((short, matmul[name]) for name, short in PRECISIONS.items())
     )
     timing = f"{result['rounds']} interleaved rounds of {result['steps']} timed steps"
     lines = ["# Training on a CPU", "", f"Measured on {result['date']}: {timing}, medians.", ""]
@@ -202,7 +220,8 @@ def render(result: dict[str, Any], contenders: list[Contender]) -> str:
         lines += ["", f"## {size}: {_describe(shape)}", ""]
         lines += [
             "| | tokens/s | range | against the fastest baseline as shipped"
-            " | and the fastest with our allocator, fused AdamW | share of the bf16 matmul rate |"
+            " | and the fastest with our allocator, fused AdamW"
+            f" | share of the {PRECISIONS[quickest]} matmul rate |"
         ]
         lines += ["|---|---|---|---|---|---|"]
         baselines = [one for one in contenders if one.script]
@@ -210,7 +229,7 @@ def render(result: dict[str, Any], contenders: list[Contender]) -> str:
         lent = [rates[one.name] for one in baselines if not one.as_shipped]
         for name, found in rates.items():
             median = statistics.median(found)
-            share = median * shape.flops_per_token / bf16_rate
+            share = median * shape.flops_per_token / max(matmul[quickest])
             lines.append(
                 f"| {name} | {median:,.0f} | {min(found):,.0f}-{max(found):,.0f}"
                 f" | {_ratio(found, shipped)} | {_ratio(found, lent)} | {share:.0%} |"
@@ -243,15 +262,17 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=8, help=f"of each run, {WARMUP_STEPS} of them warm-up")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of these names, not all")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders of these names")
     parser.add_argument(
         "--data-dir", type=Path, default=BENCHMARKS_DIR / "data", help="where the datasets are prepared"
     )
     parser.add_argument("--name", default="train_cpu", help="of the files of results")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
-    contenders = [one for one in CONTENDERS if arguments.only is None or one.name in arguments.only]
-    if len(contenders) < len(arguments.only or contenders):
+    contenders = [one for one in CONTENDERS if one.name in (arguments.only or ())]
+    if arguments.only is None:
+        contenders = contenders_for(choose_precision("auto", torch.device("cpu")).name)
+    elif len(contenders) < len(arguments.only):
         parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
     prepare_data(arguments.data_dir)
     arguments.results_dir.mkdir(parents=True, exist_ok=True)
