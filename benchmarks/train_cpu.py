@@ -88,7 +88,7 @@ CONTENDERS = (
 
 
 def contenders_for(precision: str) -> list[Contender]:
-    """Those that are not slower for lack of the machine's precision alone; fp32 is what nanoGPT ships."""
+    """Returns who races in a precision; in bf16 also the baselines of fp32 as they ship, as nanoGPT is."""
     return [
         one
         for one in CONTENDERS
@@ -269,11 +269,12 @@ def main() -> None:
     parser.add_argument("--name", default="train_cpu", help="of the files of results")
     parser.add_argument("--results-dir", type=Path, default=RESULTS_DIR)
     arguments = parser.parse_args()
-    contenders = [one for one in CONTENDERS if one.name in (arguments.only or ())]
     if arguments.only is None:
         contenders = contenders_for(choose_precision("auto", torch.device("cpu")).name)
-    elif len(contenders) < len(arguments.only):
-        parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
+    else:
+        contenders = [one for one in CONTENDERS if one.name in arguments.only]
+        if len(contenders) < len(arguments.only):
+            parser.error(f"--only takes these names: {[one.name for one in CONTENDERS]}")
     prepare_data(arguments.data_dir)
     arguments.results_dir.mkdir(parents=True, exist_ok=True)
     for result in measure(arguments.sizes, contenders, arguments):
