@@ -1,5 +1,6 @@
 """Processor and memory, as far as this process may use them."""
 
+import dataclasses
 import os
 import platform
 from collections.abc import Iterator
@@ -60,26 +61,16 @@ def cpu_quota(machine: Machine) -> float | None:
 
 def memory(machine: Machine) -> Iterator[Finding]:
     """Memory of the machine, what is free of it, and the limit of the control group."""
-    fields = {}
-    for line in machine.read("proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        fields[name] = int(value.split()[0]) * 1024
-    if not fields:
+    room = memory_room(machine)
+    if room is None:
         yield Finding("memory", "ok", "not told by this system")
         return
-    total, free = fields["MemTotal"], fields.get("MemAvailable", fields["MemTotal"])
-    found = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    numbers = [
-        int(text)
-        for text in machine.cgroup("memory.max", old="memory/memory.limit_in_bytes")
-        if text.isdecimal()
-    ]
-    limit = min([number for number in numbers if number < total], default=None)
-    if limit is not None:
-        used = [int(text) for text in machine.cgroup("memory.current", old="memory/memory.usage_in_bytes")]
-        free = min(free, max(0, limit - (used[0] if used else 0)))
-        found += f"; the control group grants {limit / GIB:.1f} GiB, of which {free / GIB:.1f} are free"
-    if free < _LITTLE_MEMORY:
+    found = f"{room.free_outside / GIB:.1f} of {room.total / GIB:.1f} GiB free"
+    if room.limit is not None:
+        found += (
+            f"; the control group grants {room.limit / GIB:.1f} GiB, of which {room.free / GIB:.1f} are free"
+        )
+    if room.free < _LITTLE_MEMORY:
         yield Finding(
             "memory",
             "warning",
@@ -89,3 +80,42 @@ def memory(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield Finding("memory", "ok", found)
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryRoom:
+    """Memory of a machine in bytes.
+
+    Attributes:
+        total: Of the machine.
+        free_outside: Of that, without regard to a control group.
+        limit: Of the control group; None without one.
+        free: For this process.
+    """
+
+    total: int
+    free_outside: int
+    limit: int | None
+    free: int
+
+
+def memory_room(machine: Machine) -> MemoryRoom | None:
+    """Returns the memory that processes may still take; None where the system does not tell."""
+    fields = {}
+    for line in machine.read("proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        fields[name] = int(value.split()[0]) * 1024
+    if not fields:
+        return None
+    total, outside = fields["MemTotal"], fields.get("MemAvailable", fields["MemTotal"])
+    numbers = [
+        int(text)
+        for text in machine.cgroup("memory.max", old="memory/memory.limit_in_bytes")
+        if text.isdecimal()
+    ]
+    limit = min([number for number in numbers if number < total], default=None)
+    free = outside
+    if limit is not None:
+        used = [int(text) for text in machine.cgroup("memory.current", old="memory/memory.usage_in_bytes")]
+        free = min(free, max(0, limit - (used[0] if used else 0)))
+    return MemoryRoom(total, outside, limit, free)
