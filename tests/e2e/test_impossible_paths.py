@@ -67,6 +67,7 @@ _POSSIBLE = {
     "train": {},
     "finetune": {"model": "run"},
     "plan": {},
+    "autotune": {},
     "rehearse": {"config": "run/config.yaml"},
     "doctor": {},
     "deepspeed-config": {"file": "ds.json"},

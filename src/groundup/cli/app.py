@@ -57,6 +57,7 @@ _VERBS = {
     "tokens plan": "tokens_plan:plan",
     "tokens trace": "tokens_plan:trace",
     "plan": "plan:plan",
+    "autotune": "autotune:autotune",
     "train": "train:train",
     "finetune": "finetune:finetune",
     "doctor": "doctor:doctor",

@@ -76,4 +76,4 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, top: int, as_json: b
         f" {machines.peak / 1e12:.0f} TFLOP/s:"
     )
     console.print(table)
-    print("A model of time that ranks layouts (docs/guides/plan.md); measure the first few.")
+    print("A model of time that ranks layouts (docs/guides/plan.md); groundup autotune measures them here.")

@@ -1,0 +1,245 @@
+"""``groundup autotune``: the quickest layout of a run on this machine, by measurement."""
+
+import dataclasses
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pydantic
+from cyclopts import Parameter
+
+from groundup.cli.options import ConfigFile, Override, Switch
+from groundup.cli.printing import print_json
+from groundup.cli.run_config import file_and_overrides, run_config
+from groundup.core.errors import ConfigError, MachineError, TrainingError
+
+if TYPE_CHECKING:
+    from groundup.plan.autotune import Field, Measured
+    from groundup.plan.fitting import Settings
+    from groundup.plan.local_devices import LocalDevices
+    from groundup.plan.probe import Probe
+    from groundup.train.config import TrainConfig
+
+_GIB = 1 << 30
+_ROUNDS = 3
+_LONGEST_REASON = 160
+
+
+def autotune(
+    config: ConfigFile = None,
+    *overrides: Override,
+    ranks: Annotated[int, pydantic.Field(ge=0)] = 0,
+    kinds: Annotated[int, pydantic.Field(ge=1)] = 8,
+    steps: Annotated[int, pydantic.Field(ge=1)] = 5,
+    seconds: Annotated[float, pydantic.Field(ge=0)] = 5.0,
+    compiles: Annotated[bool, Parameter(name="--compile", negative="--no-compile")] = True,
+    out: Annotated[Path | None, Parameter(name=["--out", "-o"])] = None,
+    again: Switch = False,
+    json: Switch = False,
+) -> None:
+    """Find the quickest way to train a run on this machine, by training a few steps in each of many ways.
+
+    What is chosen is the layout (dp, tp, pp, cp, ZeRO), the micro-batch, recomputation and torch.compile. The
+    global batch stays, so all of them learn the same. `groundup plan` leaves out what does not fit. The
+    config's own way is measured first, then the most promising of each division of the ranks, then what is
+    around the quickest, until nothing is quicker by 2%; that and the config's own are measured again in
+    turns. Each is a short `groundup train` with an evaluation and a checkpoint at its end, in processes of
+    its own, so that one that runs out of memory is a line of the table.
+
+    What was measured is kept in autotune.jsonl of the run folder: a call that was interrupted goes on.
+
+    For example:
+
+        groundup autotune run.yaml
+
+        groundup autotune preset=gpt2-124m run_dir=runs/a data.path=data/a global_batch_size=64 -o b.yaml
+
+    Args:
+        ranks: Processes to share this machine; 0 for one on each GPU, or on a CPU as many as the layout has.
+        kinds: Divisions of the ranks (dp, tp, pp, cp) to measure, the most promising first.
+        steps: Steps to measure of each, behind 3 that do not count.
+        seconds: Measure more steps where these take less.
+        compiles: Try with and without torch.compile.
+        out: A new file, for the config with the settings that were found.
+        again: Measure anew what is known from earlier calls.
+        json: Print everything as JSON, for machines.
+    """
+    from groundup.core.config import to_yaml
+    from groundup.core.files import require_writable
+    from groundup.plan.probe import Probe
+
+    if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
+        raise ConfigError("is there, or has no folder", where=f"--out {out}", fix="Name a new file.")
+    run = run_config(config, overrides).value
+    devices = _devices(run, ranks)
+    _require_data(run)
+    journal = run.run_dir / "autotune.jsonl"
+    require_writable(run.run_dir, where="run_dir")
+    if again:
+        journal.unlink(missing_ok=True)
+    here = dataclasses.replace(run, device=devices.device)
+    field = _field(here, devices, compiles=compiles)
+    if not json:
+        print(_heading(field, devices), flush=True)
+    with tempfile.TemporaryDirectory(prefix="groundup-autotune-", dir=run.run_dir) as folder:
+        probe = Probe(
+            here,
+            Path(folder),
+            _train,
+            steps=steps,
+            seconds=seconds,
+            journal=journal,
+            machine=[devices.name, devices.torch, devices.planned.ranks],
+        )
+        found = _search(field, probe, run, kinds=kinds, quiet=json)
+    settings = found.best.choice.settings(run)
+    if out is not None:
+        out.write_text(to_yaml(found.best.choice.applied(run)), encoding="utf-8")
+    if json:
+        print_json(found.to_dict(run))
+    elif settings:
+        words = [*_typed(config, overrides), *_in_words(settings)]
+        print(f"Quickest: {shlex.join(['groundup', 'train', *words])}")
+    else:
+        print("Nothing is quicker than the config as it is.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What was measured, the quickest of it, and its speed over that of the config's own, again in turns."""
+
+    measured: "list[Measured]"
+    best: "Measured"
+    ratios: list[float]
+
+    def to_dict(self, run: "TrainConfig") -> dict[str, Any]:
+        """Returns plain values."""
+        rows = [
+            {
+                "settings": one.choice.settings(run),
+                "tokens_per_second": one.tokens_per_second,
+                "memory": one.memory,
+                "error": one.error,
+            }
+            for one in self.measured
+        ]
+        return {"measured": rows, "settings": self.best.choice.settings(run), "ratios": self.ratios}
+
+
+def _search(field: "Field", probe: "Probe", run: "TrainConfig", *, kinds: int, quiet: bool) -> _Found:
+    """Measures, and prints each row as it is known.
+
+    Raises:
+        TrainingError: Nothing trains.
+    """
+    from groundup.plan.autotune import climb, quickest
+
+    measured: list[Measured] = []
+    for one in climb(field, probe.measure, most_kinds=kinds):
+        measured.append(one)
+        if not quiet:
+            print(_row(one, measured[0].tokens_per_second, run), flush=True)
+    best = quickest(measured)
+    if best is None:
+        raise TrainingError("nothing trains", where="autotune", fix=f"The first said: {measured[0].error}")
+    own = measured[0]
+    if own.choice != field.own or not own.tokens_per_second or own is best:
+        return _Found(measured, best, [])
+    ratios = []
+    for _ in range(_ROUNDS):
+        quick, slow = probe.measure_again(best.choice), probe.measure_again(own.choice)
+        ratios += [quick.tokens_per_second / slow.tokens_per_second] if slow.tokens_per_second else []
+    if ratios and not quiet:
+        middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+        print(f"Again, in {len(ratios)} turns: {middle} times as quick as the first row.")
+    return _Found(measured, best, ratios)
+
+
+def _row(one: "Measured", first: float, run: "TrainConfig") -> str:
+    words = " ".join(_in_words(one.choice.settings(run))) or "as configured"
+    if one.error:
+        return f"{'-':>10}  {'-':>5}  {'-':>5}  {words}: {one.error}"
+    ratio = f"{one.tokens_per_second / first:.2f}" if first else "-"
+    return f"{one.tokens_per_second:>10,.0f}  {ratio:>5}  {one.memory / _GIB:>5.1f}  {words}"
+
+
+def _devices(run: "TrainConfig", ranks: int) -> "LocalDevices":
+    from groundup.plan.local_devices import local_devices
+
+    named = run.layout.num_ranks if run.layout.num_ranks > 1 else 0
+    return local_devices(run.device, ranks or named, run.run_dir)
+
+
+def _require_data(run: "TrainConfig") -> None:
+    """Refuses data that is not there, or is not the model's, before anything starts."""
+    from groundup.plan.reading import open_data
+    from groundup.tokens.sampling.splits import tokenizer_of_data
+    from groundup.train.setup import require_vocabulary
+
+    open_data(run)
+    require_vocabulary(run, tokenizer_of_data(run.data))
+
+
+def _field(run: "TrainConfig", devices: "LocalDevices", *, compiles: bool) -> "Field":
+    """Returns what may be tried.
+
+    Raises:
+        ConfigError: The batch cannot be divided among the ranks.
+        MachineError: Nothing fits, or the device lacks the precision.
+    """
+    from groundup.core.log import quiet
+    from groundup.plan.autotune import field_of
+    from groundup.plan.run_step import planned_precision
+
+    planned = devices.planned
+    with quiet():
+        field = field_of(run, planned, planned_precision(run, planned.kind), compiles=compiles)
+    if field.choices or field.own:
+        return field
+    if not field.legal:
+        raise ConfigError(
+            f"{run.global_batch_size} samples cannot be divided among {planned.ranks} ranks",
+            where="global_batch_size",
+            fix="Change it so that some number of replicas divides it, or give another --ranks.",
+        )
+    raise MachineError(
+        f"nothing fits {planned.usable / _GIB:.2f} GiB a rank: the least of {field.legal:,} layouts takes"
+        f" {field.least / _GIB:.2f} GiB",
+        where="memory",
+        fix="Take more or larger devices, or a smaller model: groundup plan --search says what would do.",
+    )
+
+
+def _heading(field: "Field", devices: "LocalDevices") -> str:
+    planned = devices.planned
+    who = f"{planned.ranks} rank{'s' * (planned.ranks > 1)} on {devices.name}"
+    room = f" fit {planned.usable / _GIB:.1f} GiB each" if planned.usable else " can work"
+    ways = f"{len(field.choices):,} of {field.legal:,} layouts, micro-batches and recomputations{room}"
+    return f"{who}: {ways}\n{'tokens/s':>10}  {'ratio':>5}  {'GiB':>5}  settings"
+
+
+def _train(file: Path) -> str:
+    """Trains on this machine; returns why it failed, in one line."""
+    words = [sys.executable, "-m", "groundup", "train", str(file)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603  # this program
+    if not done.returncode:
+        return ""
+    said = re.split(r"^groundup: ", done.stderr, flags=re.MULTILINE)[-1]
+    return " ".join(said.split())[:_LONGEST_REASON] or f"exit code {done.returncode}"
+
+
+def _typed(config: Path | None, overrides: Sequence[str]) -> list[str]:
+    file, rest = file_and_overrides(config, overrides)
+    return [*([str(file)] if file else []), *rest]
+
+
+def _in_words(settings: "Settings") -> list[str]:
+    return [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()
+    ]
