@@ -18,6 +18,7 @@ READ_BY_USERS = sorted(
         *(path for folder in ("docs", "examples", "deploy") for path in (ROOT / folder).rglob("*.*")),
     ]
 )
+OF_DEVELOPERS = {"dev", "docs", "bench"}
 INSTALL = (ROOT / "docs/install.md").read_text()
 
 
@@ -57,3 +58,12 @@ def test_the_pythons_that_are_claimed_are_those_that_were_tried():
     assert claimed == set(re.findall(r"\b3\.\d+(?=\.\d)", tried))
     oldest = min(claimed, key=lambda version: int(version.split(".")[1]))
     assert PROJECT["requires-python"] == f">={oldest}"
+
+
+def test_all_brings_what_each_extra_of_users_brings():
+    wanted = set().union(*(packages(extra) for extra in EXTRAS if extra not in {"all", *OF_DEVELOPERS}))
+    assert packages("all") == wanted
+
+
+def test_the_page_of_installing_lists_every_extra():
+    assert set(re.findall(r"^\| `([a-z0-9]+)` \|", INSTALL, re.MULTILINE)) == set(EXTRAS)
