@@ -87,7 +87,9 @@ def autotune(
     field = _field(here, devices, compiles=compiles)
     if not json:
         print(_heading(field, devices), flush=True)
-    with tempfile.TemporaryDirectory(prefix="groundup-autotune-", dir=run.run_dir) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix="groundup-autotune-", dir=run.run_dir, ignore_cleanup_errors=True
+    ) as folder:
         probe = Probe(
             here,
             Path(folder),

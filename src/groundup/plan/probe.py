@@ -15,6 +15,7 @@ from groundup.checkpoint.megatron.copies import MegatronCopies
 from groundup.core.config import to_dict, to_yaml
 from groundup.core.manifest import fingerprint
 from groundup.plan.autotune import Choice, Measured
+from groundup.plan.fitting import Settings
 from groundup.tokens.sampling.batch_ramp import BatchRamp
 from groundup.train.config import TrainConfig
 from groundup.train.log_config import LogConfig
@@ -26,6 +27,7 @@ from groundup.train.stability.spike_guard import NoSpikeGuard
 WARMUP_STEPS = 3
 """Steps that do not count: memory is taken, kernels are chosen and compiled."""
 
+_KEPT = ("tokens_per_second", "memory")
 _MOST_STEPS = 200
 _GENTLE_SCALE = 2.0**10
 """First loss scale of fp16: a higher one overflows at first, and skips updates."""
@@ -75,17 +77,11 @@ class Probe:
         key = fingerprint([self._machine, to_dict(self._config_of(choice, Path("-"), num_steps=1))])
         found = self._known.get(key)
         measured = Measured(choice, **found) if found else self.measure_again(choice)
-        self._learn(measured)
-        if not found and self._journal:
-            self._journal.parent.mkdir(parents=True, exist_ok=True)
-            kept = {
-                "tokens_per_second": measured.tokens_per_second,
-                "memory": measured.memory,
-                "error": measured.error,
-            }
-            with self._journal.open("ab") as file:
-                settings = choice.settings(self._config)
-                file.write(orjson.dumps({"key": key, "settings": settings, **kept}) + b"\n")
+        if measured.tokens_per_second:  # what failed is tried again by a later call
+            tokens = self._config.global_batch_size * self._config.data.sequence_length
+            self._seconds_of_step = tokens / measured.tokens_per_second
+            if not found and self._journal:
+                _write(self._journal, key, measured, choice.settings(self._config))
         return measured
 
     def measure_again(self, choice: Choice) -> Measured:
@@ -104,11 +100,6 @@ class Probe:
         records = [one for one in map(orjson.loads, lines) if one["kind"] == "train"][WARMUP_STEPS:]
         rates = [record["tokens_per_second"] for record in records]
         return Measured(choice, statistics.median(rates), max(record["memory_bytes"] for record in records))
-
-    def _learn(self, measured: Measured) -> None:
-        if measured.tokens_per_second:
-            tokens = self._config.global_batch_size * self._config.data.sequence_length
-            self._seconds_of_step = tokens / measured.tokens_per_second
 
     def _config_of(self, choice: Choice, run_dir: Path, *, num_steps: int) -> TrainConfig:
         """Returns a short copy of the run under a choice, with its data, optimizer and precision."""
@@ -147,11 +138,19 @@ class Probe:
 def _read(journal: Path) -> dict[str, dict[str, Any]]:
     """Returns what was measured before, by key; half a line of a call that was killed is left out."""
     found = {}
-    lines = journal.read_bytes().splitlines() if journal.is_file() else []
-    for line in lines:
+    for line in journal.read_bytes().splitlines() if journal.is_file() else []:
         try:
             entry = orjson.loads(line)
-            found[entry["key"]] = {name: entry[name] for name in ("tokens_per_second", "memory", "error")}
+            found[entry["key"]] = {name: entry[name] for name in _KEPT}
         except (orjson.JSONDecodeError, KeyError, TypeError):
             continue
     return found
+
+
+def _write(journal: Path, key: str, measured: Measured, settings: Settings) -> None:
+    """Adds a line, behind whatever a call that was killed has left."""
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    before = journal.read_bytes() if journal.is_file() else b""
+    entry = {"key": key, "settings": settings, **{name: getattr(measured, name) for name in _KEPT}}
+    with journal.open("ab") as file:
+        file.write(b"\n" * (not before.endswith(b"\n") and bool(before)) + orjson.dumps(entry) + b"\n")

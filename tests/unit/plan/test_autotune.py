@@ -194,16 +194,23 @@ def test_short_steps_are_measured_for_longer(tmp_path):
 def test_what_was_measured_is_not_measured_again(tmp_path):
     """Not by a later call either, but on another machine; half a line of one that was killed is nothing."""
     choice = Choice.of(config("micro_batch_size=4"), 1)
-    fails = Choice.of(config("micro_batch_size=2"), 1)
+    other = Choice.of(config("micro_batch_size=2"), 1)
     first, second, elsewhere = Trainer(), Trainer(rate=9.0), Trainer(rate=5.0)
     found = probe(tmp_path, first).measure(choice)
-    failed = probe(tmp_path, Trainer(error="out of memory")).measure(fails)
     journal = tmp_path / "journal" / "autotune.jsonl"
     with journal.open("ab") as file:
         file.write(b'{"key": "ab')
+    assert probe(tmp_path, first).measure(other).tokens_per_second == 1000.0
     assert probe(tmp_path, second).measure(choice) == found
-    assert probe(tmp_path, second).measure(fails) == failed == Measured(fails, 0.0, error="out of memory")
+    assert probe(tmp_path, second).measure(other).tokens_per_second == 1000.0
     assert second.configs == []
     assert probe(tmp_path, second).measure_again(choice).tokens_per_second == 9.0
     assert probe(tmp_path, elsewhere, machine="there").measure(choice).tokens_per_second == 5.0
     assert re.findall(rb'"micro_batch_size":(\d)', journal.read_bytes()) == [b"4", b"2", b"4"]
+
+
+def test_what_failed_is_tried_again(tmp_path):
+    choice = Choice.of(config("micro_batch_size=4"), 1)
+    failed = probe(tmp_path, Trainer(error="out of memory")).measure(choice)
+    assert failed == Measured(choice, 0.0, error="out of memory")
+    assert probe(tmp_path, Trainer()).measure(choice).tokens_per_second == 1000.0
