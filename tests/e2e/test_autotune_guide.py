@@ -44,13 +44,15 @@ def test_what_is_known_is_not_measured_again(folder):
     rows = found["measured"]
     assert rows[0]["settings"] == {} and all(row["tokens_per_second"] > 0 < row["memory"] for row in rows)
     assert {row["settings"].get("micro_batch_size", 2) for row in rows} >= {2, 4}
-    assert [path.name for path in (folder / "known").iterdir()] == ["autotune.jsonl"]
+    assert {path.name for path in (folder / "known").iterdir()} == {"autotune.jsonl", "lock"}
     assert json.loads(run(words, folder))["measured"] == rows
     shutil.copytree(folder / "known", folder / "killed")
     journal = folder / "killed" / "autotune.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])  # in the midst of the last line
+    (folder / "killed" / "autotune" / "probe").mkdir(parents=True)
     killed = json.loads(run(words.replace("known", "killed"), folder))["measured"]
     assert killed[:-1] == rows[:-1] and killed[-1]["tokens_per_second"] != rows[-1]["tokens_per_second"]
+    assert not (folder / "killed" / "autotune").exists()
     assert json.loads(run(f"{words} --again", folder))["measured"] != rows
 
 

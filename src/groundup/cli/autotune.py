@@ -1,13 +1,15 @@
 """``groundup autotune``: the quickest layout of a run on this machine, by measurement."""
 
+import contextlib
 import dataclasses
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +22,7 @@ from groundup.cli.run_config import file_and_overrides, run_config
 from groundup.core.errors import ConfigError, MachineError, TrainingError
 
 if TYPE_CHECKING:
-    from groundup.plan.autotune import Field, Measured
+    from groundup.plan.autotune import Choice, Field, Measure, Measured
     from groundup.plan.fitting import Settings
     from groundup.plan.local_devices import LocalDevices
     from groundup.plan.probe import Probe
@@ -79,20 +81,18 @@ def autotune(
     run = run_config(config, overrides).value
     devices = _devices(run, ranks)
     _require_data(run)
-    journal = run.run_dir / "autotune.jsonl"
     require_writable(run.run_dir, where="run_dir")
-    if again:
-        journal.unlink(missing_ok=True)
     here = dataclasses.replace(run, device=devices.device)
     field = _field(here, devices, compiles=compiles)
-    if not json:
-        print(_heading(field, devices), flush=True)
-    with tempfile.TemporaryDirectory(
-        prefix="groundup-autotune-", dir=run.run_dir, ignore_cleanup_errors=True
-    ) as folder:
+    with _own_folder(run.run_dir) as folder:
+        journal = run.run_dir / "autotune.jsonl"
+        if again:
+            journal.unlink(missing_ok=True)
+        if not json:
+            print(_heading(field, devices), flush=True)
         probe = Probe(
             here,
-            Path(folder),
+            folder,
             _train,
             steps=steps,
             seconds=seconds,
@@ -110,6 +110,21 @@ def autotune(
         print(f"Quickest: {shlex.join(['groundup', 'train', *words])}")
     else:
         print("Nothing is quicker than the config as it is.")
+
+
+@contextlib.contextmanager
+def _own_folder(run_dir: Path) -> Iterator[Path]:
+    """Holds a run folder while entered, with a folder in it that is empty then and gone afterwards."""
+    from groundup.core.folder_lock import locked_folder
+
+    folder = run_dir / "autotune"
+    with locked_folder(run_dir, doing="measuring"):
+        shutil.rmtree(folder, ignore_errors=True)  # of a call that was killed
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,27 +155,58 @@ def _search(field: "Field", probe: "Probe", run: "TrainConfig", *, kinds: int, q
     Raises:
         TrainingError: Nothing trains.
     """
+    from groundup.core.live_line import LiveLine
     from groundup.plan.autotune import climb, quickest
 
     measured: list[Measured] = []
-    for one in climb(field, probe.measure, most_kinds=kinds):
-        measured.append(one)
-        if not quiet:
-            print(_row(one, measured[0].tokens_per_second, run), flush=True)
-    best = quickest(measured)
+    now = _Now(run)
+    with LiveLine(now.text):
+        for one in climb(field, now.told(probe.measure), most_kinds=kinds):
+            measured.append(one)
+            if not quiet:
+                print(_row(one, measured[0].tokens_per_second, run), flush=True)
+        best = quickest(measured)
+        own = measured[0]
+        compares = own.choice == field.own and own.tokens_per_second and own is not best
+        ratios = _in_turns(now.told(probe.measure_again), best, own) if best and compares else []
     if best is None:
-        raise TrainingError("nothing trains", where="autotune", fix=f"The first said: {measured[0].error}")
-    own = measured[0]
-    if own.choice != field.own or not own.tokens_per_second or own is best:
-        return _Found(measured, best, [])
-    ratios = []
-    for _ in range(_ROUNDS):
-        quick, slow = probe.measure_again(best.choice), probe.measure_again(own.choice)
-        ratios += [quick.tokens_per_second / slow.tokens_per_second] if slow.tokens_per_second else []
+        raise TrainingError("nothing trains", where="autotune", fix=f"The first said: {own.error}")
     if ratios and not quiet:
         middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"Again, in {len(ratios)} turns: {middle} times as quick as the first row.")
     return _Found(measured, best, ratios)
+
+
+def _in_turns(measure: "Measure", best: "Measured", own: "Measured") -> list[float]:
+    """Returns the ratios of two speeds that are measured again, one after the other."""
+    ratios = []
+    for _ in range(_ROUNDS):
+        quick, slow = measure(best.choice), measure(own.choice)
+        ratios += [quick.tokens_per_second / slow.tokens_per_second] if slow.tokens_per_second else []
+    return ratios
+
+
+class _Now:
+    """Tells on a terminal what is being measured, and since when."""
+
+    def __init__(self, run: "TrainConfig") -> None:
+        self._run = run
+        self._words = ""
+        self._began = time.monotonic()
+
+    def told(self, measure: "Measure") -> "Measure":
+        """Returns the same measuring, of which ``text`` tells."""
+
+        def measure_it(choice: "Choice") -> "Measured":
+            self._words = " ".join(_in_words(choice.settings(self._run))) or "the config as it is"
+            self._began = time.monotonic()
+            return measure(choice)
+
+        return measure_it
+
+    def text(self) -> str:
+        """Returns the line of the terminal."""
+        return self._words and f"measuring {self._words}: {time.monotonic() - self._began:.0f}s"
 
 
 def _row(one: "Measured", first: float, run: "TrainConfig") -> str:
