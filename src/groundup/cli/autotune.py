@@ -76,8 +76,10 @@ def autotune(
     from groundup.core.files import require_writable
     from groundup.plan.probe import Probe
 
-    if out is not None and (out.exists() or not out.absolute().parent.is_dir()):
-        raise ConfigError("is there, or has no folder", where=f"--out {out}", fix="Name a new file.")
+    if out is not None and out.exists():
+        raise ConfigError("exists already", where=f"--out {out}", fix="Name a new file, or remove it.")
+    if out is not None:
+        require_writable(out.absolute().parent, where=f"--out {out}")
     run = run_config(config, overrides).value
     devices = _devices(run, ranks)
     _require_data(run)
@@ -174,6 +176,8 @@ def _search(field: "Field", probe: "Probe", run: "TrainConfig", *, kinds: int, q
     if ratios and not quiet:
         middle = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
         print(f"Again, in {len(ratios)} turns: {middle} times as quick as the first row.")
+    if ratios and statistics.median(ratios) <= 1:  # it was the quickest by chance
+        best = own
     return _Found(measured, best, ratios)
 
 
