@@ -85,7 +85,7 @@ _MATTERS = {
     "pipeline": "a pipeline is layout.pp, with layout.pipeline",
     "amp": "precision decides (fp16 or bf16)",
     "elasticity": "global_batch_size is the same on any number of ranks that divides it",
-    "autotuning": "`groundup plan` says what fits",
+    "autotuning": "`groundup autotune` measures layouts and micro-batches",
     "curriculum_learning": "samples have one length",
     "data_efficiency": "samples have one length and all layers see all tokens",
     "progressive_layer_drop": "all layers are trained",
