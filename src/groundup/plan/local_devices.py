@@ -41,8 +41,12 @@ def local_devices(device: Literal["auto", "cpu", "cuda"], ranks: int, run_dir: P
         MachineError: There are fewer GPUs than ranks, or PyTorch cannot be asked.
     """
     with torch_child(compiles=False) as child:
-        facts = child.facts()
-        machine = Machine.this(run_dir, child)
+        return devices_of(Machine.this(run_dir, child), device, ranks)
+
+
+def devices_of(machine: Machine, device: Literal["auto", "cpu", "cuda"], ranks: int) -> LocalDevices:
+    """Returns the devices of a machine; see ``local_devices``."""
+    facts = machine.torch.facts()
     if "auto" not in facts:
         raise MachineError(f"PyTorch cannot be imported: {facts['import_error']}")
     version, names = facts["version"], facts["gpus"]
