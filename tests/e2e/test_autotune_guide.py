@@ -12,7 +12,7 @@ from tests.runs import write_run
 pytestmark = pytest.mark.slow
 
 GUIDE = "docs/guides/autotune.md"
-SHORT = "--seconds 0 --steps 2 --no-compile --kinds 2"
+SHORT = "--seconds 0 --steps 2 --no-compile --divisions 2"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from groundup.cli.run_config import file_and_overrides, run_config
 from groundup.core.errors import ConfigError, MachineError, TrainingError
 
 if TYPE_CHECKING:
-    from groundup.plan.autotune import Choice, Field, Measure, Measured
+    from groundup.plan.autotune import Choice, Measure, Measured, SearchSpace
     from groundup.plan.fitting import Settings
     from groundup.plan.local_devices import LocalDevices
     from groundup.plan.probe import Probe
@@ -37,7 +37,7 @@ def autotune(
     config: ConfigFile = None,
     *overrides: Override,
     ranks: Annotated[int, pydantic.Field(ge=0)] = 0,
-    kinds: Annotated[int, pydantic.Field(ge=1)] = 8,
+    divisions: Annotated[int, pydantic.Field(ge=1)] = 8,
     steps: Annotated[int, pydantic.Field(ge=1)] = 5,
     seconds: Annotated[float, pydantic.Field(ge=0)] = 5.0,
     compiles: Annotated[bool, Parameter(name="--compile", negative="--no-compile")] = True,
@@ -64,7 +64,7 @@ def autotune(
 
     Args:
         ranks: Processes to share this machine; 0 for one on each GPU, or on a CPU as many as the layout has.
-        kinds: Divisions of the ranks (dp, tp, pp, cp) to measure, the most promising first.
+        divisions: Divisions of the ranks (dp, tp, pp, cp) to measure, the most promising first.
         steps: Steps to measure of each, behind 3 that do not count.
         seconds: Measure more steps where these take less.
         compiles: Try with and without torch.compile.
@@ -85,13 +85,13 @@ def autotune(
     _require_data(run)
     require_writable(run.run_dir, where="run_dir")
     here = dataclasses.replace(run, device=devices.device)
-    field = _field(here, devices, compiles=compiles)
+    space = _search_space(here, devices, compiles=compiles)
     with _own_folder(run.run_dir) as folder:
         journal = run.run_dir / "autotune.jsonl"
         if again:
             journal.unlink(missing_ok=True)
         if not json:
-            print(_heading(field, devices), flush=True)
+            print(_heading(space, devices), flush=True)
         probe = Probe(
             here,
             folder,
@@ -101,7 +101,7 @@ def autotune(
             journal=journal,
             machine=[devices.name, devices.torch, devices.planned.ranks],
         )
-        found = _search(field, probe, run, kinds=kinds, quiet=json)
+        found = _search(space, probe, run, divisions=divisions, quiet=json)
     settings = found.best.choice.settings(run)
     if out is not None:
         out.write_text(to_yaml(found.best.choice.applied(run)), encoding="utf-8")
@@ -151,25 +151,27 @@ class _Found:
         return {"measured": rows, "settings": self.best.choice.settings(run), "ratios": self.ratios}
 
 
-def _search(field: "Field", probe: "Probe", run: "TrainConfig", *, kinds: int, quiet: bool) -> _Found:
+def _search(
+    space: "SearchSpace", probe: "Probe", run: "TrainConfig", *, divisions: int, quiet: bool
+) -> _Found:
     """Measures, and prints each row as it is known.
 
     Raises:
         TrainingError: Nothing trains.
     """
     from groundup.core.live_line import LiveLine
-    from groundup.plan.autotune import climb, quickest
+    from groundup.plan.autotune import hill_climb, quickest
 
     measured: list[Measured] = []
     now = _Now(run)
     with LiveLine(now.text):
-        for one in climb(field, now.told(probe.measure), most_kinds=kinds):
+        for one in hill_climb(space, now.told(probe.measure), most_divisions=divisions):
             measured.append(one)
             if not quiet:
                 print(_row(one, measured[0].tokens_per_second, run), flush=True)
         best = quickest(measured)
         own = measured[0]
-        compares = own.choice == field.own and own.tokens_per_second and own is not best
+        compares = own.choice == space.own and own.tokens_per_second and own is not best
         ratios = _in_turns(now.told(probe.measure_again), best, own) if best and compares else []
     if best is None:
         raise TrainingError("nothing trains", where="autotune", fix=f"The first said: {own.error}")
@@ -238,7 +240,7 @@ def _require_data(run: "TrainConfig") -> None:
     require_vocabulary(run, tokenizer_of_data(run.data))
 
 
-def _field(run: "TrainConfig", devices: "LocalDevices", *, compiles: bool) -> "Field":
+def _search_space(run: "TrainConfig", devices: "LocalDevices", *, compiles: bool) -> "SearchSpace":
     """Returns what may be tried.
 
     Raises:
@@ -246,33 +248,33 @@ def _field(run: "TrainConfig", devices: "LocalDevices", *, compiles: bool) -> "F
         MachineError: Nothing fits, or the device lacks the precision.
     """
     from groundup.core.log import quiet
-    from groundup.plan.autotune import field_of
+    from groundup.plan.autotune import search_space
     from groundup.plan.run_step import planned_precision
 
     planned = devices.planned
     with quiet():
-        field = field_of(run, planned, planned_precision(run, planned.kind), compiles=compiles)
-    if field.choices or field.own:
-        return field
-    if not field.legal:
+        space = search_space(run, planned, planned_precision(run, planned.kind), compiles=compiles)
+    if space.choices or space.own:
+        return space
+    if not space.legal:
         raise ConfigError(
             f"{run.global_batch_size} samples cannot be divided among {planned.ranks} ranks",
             where="global_batch_size",
             fix="Change it so that some number of replicas divides it, or give another --ranks.",
         )
     raise MachineError(
-        f"nothing fits {planned.usable / _GIB:.2f} GiB a rank: the least of {field.legal:,} layouts takes"
-        f" {field.least / _GIB:.2f} GiB",
+        f"nothing fits {planned.usable / _GIB:.2f} GiB a rank: the least of {space.legal:,} layouts takes"
+        f" {space.least / _GIB:.2f} GiB",
         where="memory",
         fix="Take more or larger devices, or a smaller model: groundup plan --search says what would do.",
     )
 
 
-def _heading(field: "Field", devices: "LocalDevices") -> str:
+def _heading(space: "SearchSpace", devices: "LocalDevices") -> str:
     planned = devices.planned
     who = f"{planned.ranks} rank{'s' * (planned.ranks > 1)} on {devices.name}"
     room = f" fit {planned.usable / _GIB:.1f} GiB each" if planned.usable else " can work"
-    ways = f"{len(field.choices):,} of {field.legal:,} layouts, micro-batches and recomputations{room}"
+    ways = f"{len(space.choices):,} of {space.legal:,} layouts, micro-batches and recomputations{room}"
     return f"{who}: {ways}\n{'tokens/s':>10}  {'ratio':>5}  {'GiB':>5}  settings"
 
 

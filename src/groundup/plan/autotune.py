@@ -87,7 +87,7 @@ Measure = Callable[[Choice], Measured]
 
 
 @dataclasses.dataclass(frozen=True)
-class Field:
+class SearchSpace:
     """What may be tried.
 
     Attributes:
@@ -119,7 +119,7 @@ class Field:
                 found.append(one)
         return found
 
-    def around(self, choice: Choice) -> list[Choice]:
+    def neighbours(self, choice: Choice) -> list[Choice]:
         """Returns the choices that differ from one in a single thing, in size by one step."""
         near = []
         for one in self.choices:
@@ -146,7 +146,9 @@ class Field:
         return dataclasses.replace(choice, compile=self.compile if is_own else other)
 
 
-def field_of(config: TrainConfig, devices: Devices, precision: PrecisionOf, *, compiles: bool) -> Field:
+def search_space(
+    config: TrainConfig, devices: Devices, precision: PrecisionOf, *, compiles: bool
+) -> SearchSpace:
     """Returns what may be tried on devices.
 
     Args:
@@ -177,7 +179,7 @@ def field_of(config: TrainConfig, devices: Devices, precision: PrecisionOf, *, c
         )
 
     found = [one for one in found if _is_allowed(config, choice(one))]
-    return Field(
+    return SearchSpace(
         choices=tuple(choice(one) for one in found),
         firsts=tuple(choice(one) for one in best_of_each(found)),
         own=_own(config, ranks, capacity, precision),
@@ -213,13 +215,13 @@ def _own(config: TrainConfig, ranks: int, capacity: float, precision: PrecisionO
     return choice
 
 
-def climb(field: Field, measure: Measure, *, most_kinds: int) -> Iterator[Measured]:
+def hill_climb(space: SearchSpace, measure: Measure, *, most_divisions: int) -> Iterator[Measured]:
     """Yields what is measured: the config's own, the first of each division, then what is around the best.
 
     Args:
-        field: What may be tried.
+        space: What may be tried.
         measure: Trains a few steps.
-        most_kinds: Divisions of the ranks to try.
+        most_divisions: Divisions of the ranks to try.
     """
     known: dict[Choice, Measured] = {}
 
@@ -229,15 +231,15 @@ def climb(field: Field, measure: Measure, *, most_kinds: int) -> Iterator[Measur
                 known[choice] = measure(choice)
                 yield known[choice]
 
-    yield from tried([field.own] if field.own else [])
-    for choice in field.firsts[:most_kinds]:
-        ways = [choice, *field.smaller(choice)]
+    yield from tried([space.own] if space.own else [])
+    for choice in space.firsts[:most_divisions]:
+        ways = [choice, *space.smaller(choice)]
         for way in ways[:_TRIES]:
             yield from tried([way])
             if known[way].tokens_per_second:
                 break
     while (best := quickest(known.values())) is not None:
-        yield from tried(field.around(best.choice))
+        yield from tried(space.neighbours(best.choice))
         found = quickest(known.values())
         assert found is not None, "the best is among them"
         if found.tokens_per_second < GAIN * best.tokens_per_second:

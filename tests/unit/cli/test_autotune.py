@@ -7,7 +7,7 @@ import pytest
 from groundup.cli.autotune import _search
 from groundup.core.config import resolve
 from groundup.core.errors import TrainingError
-from groundup.plan.autotune import Choice, Measured, field_of
+from groundup.plan.autotune import Choice, Measured, search_space
 from groundup.plan.devices import Devices
 from groundup.train.config import TrainConfig
 from tests.unit.plan.test_autotune import RUN
@@ -31,8 +31,8 @@ class Speeds:
 def search(speeds: Speeds):
     run = resolve(TrainConfig, overrides=RUN).value
     devices = Devices(memory_gib=64, ranks=1, per_machine=8)
-    field = field_of(run, devices, "fp32", compiles=False)
-    return run, _search(field, speeds, run, kinds=8, quiet=False)
+    space = search_space(run, devices, "fp32", compiles=False)
+    return run, _search(space, speeds, run, divisions=8, quiet=False)
 
 
 def test_the_quickest_is_compared_with_the_first_row_in_turns(capsys):

@@ -10,7 +10,7 @@ import pytest
 
 from groundup.core.config import resolve
 from groundup.parallel.validate import layout_reasons
-from groundup.plan.autotune import Choice, Field, Measured, climb, field_of, quickest
+from groundup.plan.autotune import Choice, Measured, SearchSpace, hill_climb, quickest, search_space
 from groundup.plan.devices import Devices
 from groundup.plan.probe import WARMUP_STEPS, Probe
 from groundup.train.config import TrainConfig
@@ -27,8 +27,8 @@ def config(*overrides: str) -> TrainConfig:
     return resolve(TrainConfig, overrides=(*RUN, *overrides)).value
 
 
-def field(run: TrainConfig, ranks: int, *, gib: float = 64, compiles: bool = False) -> Field:
-    return field_of(run, Devices(memory_gib=gib, ranks=ranks, per_machine=8), "fp32", compiles=compiles)
+def space(run: TrainConfig, ranks: int, *, gib: float = 64, compiles: bool = False) -> SearchSpace:
+    return search_space(run, Devices(memory_gib=gib, ranks=ranks, per_machine=8), "fp32", compiles=compiles)
 
 
 def in_words(run: TrainConfig, choice: Choice) -> list[str]:
@@ -38,7 +38,7 @@ def in_words(run: TrainConfig, choice: Choice) -> list[str]:
 @pytest.mark.parametrize("overrides", [(), ("layout.dp=4", "layout.zero=1"), ("recompute.mode=full",)])
 def test_settings_make_a_config_the_choice(overrides):
     run = config(*overrides)
-    for choice in field(run, 4, compiles=True).choices:
+    for choice in space(run, 4, compiles=True).choices:
         for one in (choice, dataclasses.replace(choice, compile=True)):
             changed = config(*overrides, *in_words(run, one))
             assert Choice.of(changed, 4) == one
@@ -54,7 +54,7 @@ def test_settings_make_a_config_the_choice(overrides):
 
 def test_a_choice_keeps_all_that_is_learned():
     run = config()
-    for choice in field(run, 2).choices:
+    for choice in space(run, 2).choices:
         changed = choice.applied(run)
         kept = {"layout": run.layout, "micro_batch_size": 8, "recompute": run.recompute, "compile": None}
         assert dataclasses.replace(changed, **kept) == run
@@ -62,34 +62,34 @@ def test_a_choice_keeps_all_that_is_learned():
 
 def test_what_other_settings_rule_out_is_not_tried():
     """Samples are drawn on one rank."""
-    divided = [one.layout.ranks_of_a_copy for one in field(config(), 2).choices]
+    divided = [one.layout.ranks_of_a_copy for one in space(config(), 2).choices]
     assert max(divided) == 2
-    sampling = field(config("sample.interval=10"), 2)
+    sampling = space(config("sample.interval=10"), 2)
     assert [one.layout.ranks_of_a_copy for one in sampling.choices] == [1] * len(sampling.choices)
 
 
 def test_what_does_not_fit_is_not_tried():
     run = config("micro_batch_size=32")
-    assert field(run, 1).own is not None
-    small = field(run, 1, gib=8)
+    assert space(run, 1).own is not None
+    small = space(run, 1, gib=8)
     assert small.own is None
-    assert {one.recompute.mode for one in field(run, 1).choices} == {"none"}
+    assert {one.recompute.mode for one in space(run, 1).choices} == {"none"}
     kept = {one.micro_batch_size for one in small.choices if one.recompute.mode == "none"}
     assert kept and max(kept) == 8  # 32 take 20.5 GiB, 8 take 7.2
-    none = field(run, 1, gib=0.5)
+    none = space(run, 1, gib=0.5)
     assert (none.choices, none.firsts) == ((), ()) and none.least > 2**29
 
 
 def test_neighbours_differ_in_one_thing():
-    ways = field(config(), 4, compiles=True)
+    ways = space(config(), 4, compiles=True)
     start = Choice.of(config("layout.dp=4", "layout.zero=1", "micro_batch_size=4"), 4)
-    near = ways.around(start)
+    near = ways.neighbours(start)
     assert len(near) == len(set(near))
     assert {one.micro_batch_size for one in near} == {2, 4, 8}
     assert {one.layout.zero for one in near} == {0, 1, 2, 3}
     assert [one.compile for one in near].count(True) == 1
     compiled = dataclasses.replace(start, compile=True)
-    assert start in ways.around(compiled)
+    assert start in ways.neighbours(compiled)
 
 
 def speeds(table: Callable[[Choice], float]) -> tuple[list[Choice], Callable[[Choice], Measured]]:
@@ -114,8 +114,8 @@ def test_the_climb_ends_at_the_quickest():
         return speed * (1.2 if choice.compile else 1.0)
 
     seen, measure = speeds(table)
-    ways = field(config("layout.dp=4"), 4, compiles=True)
-    found = list(climb(ways, measure, most_kinds=8))
+    ways = space(config("layout.dp=4"), 4, compiles=True)
+    found = list(hill_climb(ways, measure, most_divisions=8))
     best = quickest(found)
     assert best is not None and best.tokens_per_second == 1200
     assert [one.choice for one in found] == seen and len(seen) == len(set(seen))
@@ -124,16 +124,16 @@ def test_the_climb_ends_at_the_quickest():
 
 
 def test_less_than_the_noise_is_no_gain():
-    ways = field(config(), 1)
+    ways = space(config(), 1)
     own = ways.own
     seen, measure = speeds(lambda choice: 101.0 if choice.micro_batch_size > 8 else 100.0)
-    list(climb(ways, measure, most_kinds=1))
+    list(hill_climb(ways, measure, most_divisions=1))
     assert own in seen and len(seen) <= 1 + 1 + 2 * 2  # own, the first, and what is beside each
 
 
 def test_nothing_trains():
     seen, measure = speeds(lambda _: 0.0)
-    found = list(climb(field(config(), 2), measure, most_kinds=2))
+    found = list(hill_climb(space(config(), 2), measure, most_divisions=2))
     assert quickest(found) is None and all(one.error for one in found)
     assert len(seen) == 1 + 2 * 3  # the config's own, and each of two divisions with three micro-batches
 
