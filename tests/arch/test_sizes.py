@@ -28,7 +28,7 @@ BUDGETS = {
     "megatron": 2550,
     "models": 1540,
     "parallel": 2110,
-    "plan": 4390,
+    "plan": 4410,
     "rehearsal": 570,
     "serve": 2200,
     "report": 2760,

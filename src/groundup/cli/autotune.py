@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 import shlex
 import shutil
 import statistics
@@ -23,13 +22,11 @@ from groundup.core.errors import ConfigError, MachineError, TrainingError
 
 if TYPE_CHECKING:
     from groundup.plan.autotune import Choice, Measure, Measured, SearchSpace
-    from groundup.plan.fitting import Settings
     from groundup.plan.local_devices import LocalDevices
     from groundup.plan.probe import Probe
     from groundup.train.config import TrainConfig
 
 _GIB = 1 << 30
-_ROUNDS = 3
 _LONGEST_REASON = 160
 
 
@@ -74,6 +71,7 @@ def autotune(
     """
     from groundup.core.config import to_yaml
     from groundup.core.files import require_writable
+    from groundup.plan.fitting import as_overrides
     from groundup.plan.probe import Probe
 
     if out is not None and out.exists():
@@ -108,7 +106,7 @@ def autotune(
     if json:
         print_json(found.to_dict(run))
     elif settings:
-        words = [*_typed(config, overrides), *_in_words(settings)]
+        words = [*_typed(config, overrides), *as_overrides(settings)]
         print(f"Quickest: {shlex.join(['groundup', 'train', *words])}")
     else:
         print("Nothing is quicker than the config as it is.")
@@ -160,7 +158,7 @@ def _search(
         TrainingError: Nothing trains.
     """
     from groundup.core.live_line import LiveLine
-    from groundup.plan.autotune import hill_climb, quickest
+    from groundup.plan.autotune import hill_climb, in_turns, quickest
 
     measured: list[Measured] = []
     now = _Now(run)
@@ -172,7 +170,8 @@ def _search(
         best = quickest(measured)
         own = measured[0]
         compares = own.choice == space.own and own.tokens_per_second and own is not best
-        ratios = _in_turns(now.told(probe.measure_again), best, own) if best and compares else []
+        again = now.told(probe.measure_again)
+        ratios = in_turns(again, best.choice, own.choice) if best and compares else []
     if best is None:
         raise TrainingError("nothing trains", where="autotune", fix=f"The first said: {own.error}")
     if ratios and not quiet:
@@ -181,15 +180,6 @@ def _search(
     if ratios and statistics.median(ratios) <= 1:  # it was the quickest by chance
         best = own
     return _Found(measured, best, ratios)
-
-
-def _in_turns(measure: "Measure", best: "Measured", own: "Measured") -> list[float]:
-    """Returns the ratios of two speeds that are measured again, one after the other."""
-    ratios = []
-    for _ in range(_ROUNDS):
-        quick, slow = measure(best.choice), measure(own.choice)
-        ratios += [quick.tokens_per_second / slow.tokens_per_second] if slow.tokens_per_second else []
-    return ratios
 
 
 class _Now:
@@ -204,7 +194,7 @@ class _Now:
         """Returns the same measuring, of which ``text`` tells."""
 
         def measure_it(choice: "Choice") -> "Measured":
-            self._words = " ".join(_in_words(choice.settings(self._run))) or "the config as it is"
+            self._words = _words(choice, self._run)
             self._began = time.monotonic()
             return measure(choice)
 
@@ -216,11 +206,17 @@ class _Now:
 
 
 def _row(one: "Measured", first: float, run: "TrainConfig") -> str:
-    words = " ".join(_in_words(one.choice.settings(run))) or "as configured"
+    words = _words(one.choice, run)
     if one.error:
         return f"{'-':>10}  {'-':>5}  {'-':>5}  {words}: {one.error}"
     ratio = f"{one.tokens_per_second / first:.2f}" if first else "-"
     return f"{one.tokens_per_second:>10,.0f}  {ratio:>5}  {one.memory / _GIB:>5.1f}  {words}"
+
+
+def _words(choice: "Choice", run: "TrainConfig") -> str:
+    from groundup.plan.fitting import as_overrides
+
+    return " ".join(as_overrides(choice.settings(run))) or "as configured"
 
 
 def _devices(run: "TrainConfig", ranks: int) -> "LocalDevices":
@@ -280,20 +276,15 @@ def _heading(space: "SearchSpace", devices: "LocalDevices") -> str:
 
 def _train(file: Path) -> str:
     """Trains on this machine; returns why it failed, in one line."""
+    from groundup.rehearsal.commands import last_words
+
     words = [sys.executable, "-m", "groundup", "train", str(file)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)  # noqa: S603  # this program
-    if not done.returncode:
-        return ""
-    said = re.split(r"^groundup: ", done.stderr, flags=re.MULTILINE)[-1]
-    return " ".join(said.split())[:_LONGEST_REASON] or f"exit code {done.returncode}"
+    log, none = file.with_suffix(".log"), subprocess.DEVNULL
+    with log.open("wb") as stderr:
+        done = subprocess.run(words, stdin=none, stdout=none, stderr=stderr, check=False)  # noqa: S603  # ours
+    return " ".join(last_words(log).split())[:_LONGEST_REASON] if done.returncode else ""
 
 
 def _typed(config: Path | None, overrides: Sequence[str]) -> list[str]:
     file, rest = file_and_overrides(config, overrides)
     return [*([str(file)] if file else []), *rest]
-
-
-def _in_words(settings: "Settings") -> list[str]:
-    return [
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()
-    ]

@@ -182,7 +182,9 @@ def _does_not_fit(found: "Plan") -> MachineError:
 
 
 def _words(change: "Change") -> str:
-    settings = " ".join(f"{key}={value}" for key, value in change.settings.items())
+    from groundup.plan.fitting import as_overrides
+
+    settings = " ".join(as_overrides(change.settings))
     return f"{settings} ({change.total / _GIB:.2f} GiB on {_devices_in_words(change.ranks)}; {change.costs})"
 
 

@@ -29,7 +29,7 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, top: int, as_json: b
     """
     from rich.console import Console
 
-    from groundup.plan.fitting import best_of_each, search
+    from groundup.plan.fitting import as_overrides, best_of_each, search
     from groundup.plan.run_step import planned_precision
     from groundup.plan.scaling import one_rank
 
@@ -66,7 +66,7 @@ def list_layouts(run: "TrainConfig", devices: "Devices", *, top: int, as_json: b
         time = one.time
         parts = (time.work.total, time.bubble, time.tensor, time.context, time.pipeline, time.data)
         shares = [f"{part / time.total:.0%}" for part in parts]
-        settings = " ".join(f"{key}={value}" for key, value in one.settings.items())
+        settings = " ".join(as_overrides(one.settings))
         figures = f"{one.total / _GIB:.1f}", human_count(time.tokens_per_second), f"{time.total:.3g}"
         table.add_row(settings, *figures, f"{time.mfu:.0%}", *shares)
     console = Console(width=max(140, Console().width), highlight=False)

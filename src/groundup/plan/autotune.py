@@ -252,5 +252,15 @@ def quickest(measured: Iterable[Measured]) -> Measured | None:
     return max(trained, key=lambda one: one.tokens_per_second, default=None)
 
 
+def in_turns(measure: Measure, one: Choice, other: Choice, *, rounds: int = 3) -> list[float]:
+    """Returns the ratios of the speeds of two choices, in turns; 0 where the first does not train."""
+    ratios = []
+    for _ in range(rounds):
+        first, second = measure(one), measure(other)
+        if second.tokens_per_second:
+            ratios.append(first.tokens_per_second / second.tokens_per_second)
+    return ratios
+
+
 def _division(choice: Choice) -> tuple[int, ...]:
     return tuple(getattr(choice.layout, name) for name in _DIVISION)

@@ -24,6 +24,13 @@ Settings = dict[str, Any]
 """Dotted keys of a config and their values."""
 
 
+def as_overrides(settings: Settings) -> list[str]:
+    """Returns settings as words of a command line."""
+    return [
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()
+    ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Change:
     """Settings with which a run takes less memory.

@@ -48,7 +48,10 @@ def devices_of(machine: Machine, device: Literal["auto", "cpu", "cuda"], ranks: 
     """Returns the devices of a machine; see ``local_devices``."""
     facts = machine.torch.facts()
     if "auto" not in facts:
-        raise MachineError(f"PyTorch cannot be imported: {facts['import_error']}")
+        raise MachineError(
+            f"PyTorch cannot be imported: {facts['import_error']}",
+            fix="`groundup doctor` says more.",
+        )
     version, names = facts["version"], facts["gpus"]
     if device == "cpu" or (device == "auto" and facts["device"] == "cpu"):
         ranks = ranks or 1

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from groundup.cli.autotune import _search
+from groundup.cli.autotune import _search, _train
 from groundup.core.config import resolve
 from groundup.core.errors import TrainingError
 from groundup.plan.autotune import Choice, Measured, search_space
@@ -54,3 +54,15 @@ def test_what_was_quick_by_chance_is_not_chosen():
 def test_nothing_trains():
     with pytest.raises(TrainingError, match="the GPU's memory is full"):
         search(Speeds({}, {}))
+
+
+def test_a_way_that_fails_says_why_in_a_line(tmp_path):
+    file = tmp_path / "probe.yaml"
+    file.write_text("run_dir: run\nnum_steps: none\n")
+    said = _train(file)
+    assert "\n" not in said and said.startswith("3 problems in the config: model is required")
+
+
+def test_what_no_longer_trains_is_not_chosen():
+    run, found = search(Speeds({8: 100.0, 16: 150.0}, {8: 100.0, 16: 0.0}))
+    assert found.best.choice.settings(run) == {} and found.ratios == [0.0] * 3
